@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from horsies import Horsies, LocateError, SendSuppressed, TaskHandle
-from horsies.locate import find_app, load_app
+from horsies.locate import find_app, import_tasks, load_app
 
 APP = """
 from horsies import Horsies, TaskError, TaskResult
@@ -323,5 +323,5 @@ def test_a_pattern_that_matches_nothing_is_reported(pattern: str, problem: str) 
     with pytest.raises(LocateError, match=problem):
         tasks_of(pattern)
     noted: list[LocateError] = []
-    load_app("shop:app", on_error=noted.append)  # as `horsies check` does, which goes on
+    import_tasks(find_app("shop:app"), "shop:app", on_error=noted.append)  # as `horsies check` does, which goes on
     assert len(noted) == 1

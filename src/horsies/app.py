@@ -49,27 +49,23 @@ class Horsies(Registry):
     def broker(self) -> PostgresBroker:
         """Return the connection to the database, created at first use."""
         if self._broker is None:
-            database = self._configured_database()
-            if database is not None:
-                self._broker = PostgresBroker(database, resilience=self.config.resilience)
-            else:
+            database = configured = self._configured_database()
+            if database is None:
                 # It needs modules of Linux and macOS, and only an app without a database uses it.
                 from horsies.embedded.project import embedded_database_url  # noqa: PLC0415 - see above
 
                 database = PostgresConfig(database_url=embedded_database_url())
-                broker = PostgresBroker(database, resilience=self.config.resilience)
+            broker = PostgresBroker(database, resilience=self.config.resilience)
+            if configured is None:
                 broker.ensure_schema_initialized()  # this database is ours alone, and no deployment migrates it
-                self._broker = broker
+            self._broker = broker
         return self._broker
 
     def use_database(self, database_url: str) -> None:
         """Use this database from now on, instead of the configured one; all other settings stay."""
         self.close()
-        broker = self.config.broker
-        if broker is None:
-            broker = PostgresConfig(database_url=database_url)
-        else:
-            broker = replace(broker, database_url=database_url, listen_url=None)  # the old one is of the other database
+        former = self.config.broker or PostgresConfig(database_url=database_url)
+        broker = replace(former, database_url=database_url, listen_url=None)  # the old one is of the other database
         self.config, self._broker = replace(self.config, broker=broker), None
 
     @contextmanager
@@ -141,10 +137,9 @@ class Horsies(Registry):
 
     def run_worker(self, config: WorkerConfig | None = None) -> int:
         """Run a worker in this process until SIGTERM or SIGINT, and return its exit code. Must be called on the main thread."""
-        if config is not None:
-            raise_problems("run_worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
+        config = _check_worker_config("run_worker", config)
         # By name: the worker is a layer above the app, and a producer never loads it.
-        return import_module("horsies.worker.run").run_in_process(self, config or WorkerConfig())
+        return import_module("horsies.worker.run").run_in_process(self, config)
 
     def run_worker_with(self, config: WorkerConfig) -> int:
         """The same as `run_worker(config)`."""
@@ -156,9 +151,7 @@ class Horsies(Registry):
         `async with app.worker(WorkerConfig(processes=2)) as worker:` starts it, and stops it at the end of the block. It installs no signal
         handlers, keeps the app's connections open, and does not configure logging.
         """
-        if config is not None:
-            raise_problems("worker", instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
-        return import_module("horsies.worker.run").embedded(self, config or WorkerConfig())
+        return import_module("horsies.worker.run").embedded(self, _check_worker_config("worker", config))
 
     def check(self, *, live: bool = False) -> AppCheck:
         """Return what `horsies check` reports: what the app consists of, and all problems with it. Its task modules are imported.
@@ -211,3 +204,9 @@ class Horsies(Registry):
         """The same for asyncio code, including the pool of the running event loop."""
         if self._broker is not None:
             await self._broker.close_async()
+
+
+def _check_worker_config(method: str, config: WorkerConfig | None) -> WorkerConfig:
+    config = WorkerConfig() if config is None else config
+    raise_problems(method, instance_problems("config", config, WorkerConfig, "WorkerConfig(processes=2)"))
+    return config

@@ -22,41 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-__all__ = [
-    "BatchCommitted",
-    "ChildDied",
-    "ChildRecycled",
-    "ChildStarted",
-    "DatabaseError",
-    "Event",
-    "HeartbeatMissed",
-    "NotificationsLost",
-    "NotificationsRestored",
-    "ScheduleSlotDecided",
-    "SendSpan",
-    "Span",
-    "TaskEnded",
-    "TaskRaised",
-    "TaskRetried",
-    "TaskSpan",
-    "TaskStarted",
-    "TasksClaimed",
-    "TasksExpired",
-    "TasksRescued",
-    "TasksSent",
-    "TracedWork",
-    "Tracer",
-    "WorkerDeclaredDead",
-    "WorkflowStartSpan",
-    "WorkflowStarted",
-    "begin_span",
-    "emit",
-    "end_span",
-    "subscribe",
-    "subscribers",
-    "unsubscribe",
-]
-
 Subscriber: TypeAlias = Callable[[Any], object]
 
 log = logging.getLogger("horsies.events")

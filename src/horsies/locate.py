@@ -23,25 +23,13 @@ from horsies.model.errors import HorsiesError, LocateError
 from horsies.tasks.sender import suppress_sends
 
 
-def _raise(error: LocateError) -> None:
-    raise error
-
-
 def load_app(
-    locator: str,
-    *,
-    imports: Iterable[str] = (),
-    before: Callable[[str], None] = lambda _module: None,
-    on_error: Callable[[LocateError], None] = _raise,
+    locator: str, *, imports: Iterable[str] = (), before: Callable[[str], None] = lambda _module: None
 ) -> Horsies:
-    """Return the app with all its tasks registered. The current folder is importable; sends are suppressed during the imports.
-
-    `imports` are modules besides those that the app lists. `before` is called with each module before its import, `on_error` with the
-    error of a task module that cannot be imported.
-    """
+    """Return the app with all its tasks registered: see `find_app` and `import_tasks`."""
     before(locator.rpartition(":")[0])
     app = find_app(locator)
-    import_tasks(app, locator, imports=imports, before=before, on_error=on_error)
+    import_tasks(app, locator, imports=imports, before=before)
     return app
 
 
@@ -76,6 +64,10 @@ def split_locator(locator: str) -> tuple[str, str]:
     return place, attribute
 
 
+def _raise(error: LocateError) -> None:
+    raise error
+
+
 def import_tasks(
     app: Horsies,
     name: str,
@@ -84,7 +76,11 @@ def import_tasks(
     before: Callable[[str], None] = lambda _module: None,
     on_error: Callable[[LocateError], None] = _raise,
 ) -> list[str]:
-    """Import the task modules of an app, and `imports`, with patterns expanded. Return what was imported. `name` is the app's, for errors."""
+    """Import the task modules of an app, and `imports`, with patterns expanded. Return what was imported. `name` is the app's, for errors.
+
+    Sends are suppressed during the imports. `before` is called with each module before its import, `on_error` with the error of a module
+    that cannot be imported.
+    """
     imported: list[str] = []
     with suppress_sends():
         for place in (*app.task_modules, *imports):
@@ -165,16 +161,15 @@ def _packages_in(folders: Sequence[str], *, follows_links: bool) -> Iterator[tup
 def _import(place: str, what: str) -> ModuleType:
     try:
         return _import_file(place) if place.endswith(".py") else importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
-            raise LocateError(
-                f"cannot import {what}: there is no module {error.name!r} here; "
-                "run from the folder that contains it, or write the path of a .py file"
-            ) from None
-        raise LocateError(f"cannot import {what}: {type(error).__name__}: {error}{_user_line(error)}") from error
     except HorsiesError as error:
         raise LocateError(f"cannot import {what}{_user_line(error)}: {error}") from error
     except (Exception, SystemExit) as error:  # user code runs at import
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{place}.".startswith(f"{missing}."):
+            raise LocateError(
+                f"cannot import {what}: there is no module {missing!r} here; "
+                "run from the folder that contains it, or write the path of a .py file"
+            ) from None
         raise LocateError(f"cannot import {what}: {type(error).__name__}: {error}{_user_line(error)}") from error
 
 
@@ -182,8 +177,26 @@ def _import_file(place: str) -> ModuleType:
     if not os.path.isfile(place):
         raise LocateError(f"there is no file {place!r}; write its path as seen from {os.getcwd()!r}")
     path = os.path.realpath(place)
-    name = _dotted_name(path)
-    return importlib.import_module(name) if name else _import_lone_file(path)
+    if dotted := _dotted_name(path):
+        return importlib.import_module(dotted)
+    folder, file = os.path.split(path)
+    name = os.path.splitext(file)[0]
+    if _origin(name) not in (None, path):  # `queue.py` must not replace Python's own module
+        name = f"{name}_{sha256(os.fsencode(path)).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise LocateError(f"{path!r} is not a Python file; write the path of one that ends in .py")
+    sys.path.insert(0, folder)  # as `python path/file.py` does
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _dotted_name(path: str) -> str | None:
@@ -209,27 +222,6 @@ def _origin(name: str) -> str | None:
     except ValueError:
         return ""  # no file: it was not imported in the usual way, for example `__main__`
     return os.path.realpath(spec.origin or "") if spec else None
-
-
-def _import_lone_file(path: str) -> ModuleType:
-    folder, file = os.path.split(path)
-    name = os.path.splitext(file)[0]
-    if _origin(name) not in (None, path):  # `queue.py` must not replace Python's own module
-        name = f"{name}_{sha256(os.fsencode(path)).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LocateError(f"{path!r} is not a Python file; write the path of one that ends in .py")
-    sys.path.insert(0, folder)  # as `python path/file.py` does
-    module = module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _user_line(error: BaseException) -> str:

@@ -42,15 +42,8 @@ def line_buffer_stdout() -> None:
 def task_fields() -> dict[str, Any]:
     """Return the fields of the task that the calling code runs in; an empty dict outside of tasks."""
     current = current_task_if_any()
-    if current is None:
-        return {}
-    fields: dict[str, Any] = {
-        "task_id": current.task_id,
-        "task_name": current.task_name,
-        "attempt": current.attempt,
-        "queue_name": current.queue_name,
-    }
-    return fields if current.root_id is None else fields | {"root_id": current.root_id}
+    fields = {name: getattr(current, name) for name in TaskFields.NAMES} if current else {}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class TaskFields(logging.Filter):
@@ -71,19 +64,16 @@ class TaskFields(logging.Filter):
 class TextFormatter(logging.Formatter):
     """Lines for people: `… shop.mail: [task=… name=greet attempt=1 queue=default] hello`."""
 
-    _SHORT = (("task", "task_id"), ("name", "task_name"), ("attempt", "attempt"), ("queue", "queue_name"))
+    _SHORT_NAMES = ("task", "name", "attempt", "queue", "workflow")  # of TaskFields.NAMES
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s [%(process)d] %(name)s: ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         head, fields = super().formatMessage(record), task_fields()
-        if not fields:
-            return f"{head}{record.message}"
-        parts = [f"{short}={fields[name]}" for short, name in self._SHORT]
-        if "root_id" in fields:
-            parts.append(f"workflow={fields['root_id']}")
-        return f"{head}[{' '.join(parts)}] {record.message}"
+        # `root_id` is the last one, and only tasks of workflows have it.
+        parts = [f"{name}={value}" for name, value in zip(self._SHORT_NAMES, fields.values(), strict=False)]
+        return f"{head}[{' '.join(parts)}] {record.message}" if parts else f"{head}{record.message}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -100,24 +90,19 @@ class JsonFormatter(logging.Formatter):
             "message": _message(record),
             "pid": record.process,
             **task_fields(),
-            **self._exception_fields(record),
         }
+        if record.exc_text:
+            fields["exc_info"] = record.exc_text
+        elif record.exc_info and record.exc_info[0] is not None:
+            fields["exc_info"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack_info"] = self.formatStack(record.stack_info)
         for name, value in vars(record).items():
             if name not in self._STANDARD:
                 # If it has the name of one of ours, keep both.
                 fields[f"extra_{name}" if name in fields else name] = value
         # ASCII only: the stream may have any encoding.
         return "{" + ", ".join(f"{json.dumps(name)}: {_to_json(value)}" for name, value in fields.items()) + "}"
-
-    def _exception_fields(self, record: logging.LogRecord) -> dict[str, str]:
-        fields: dict[str, str] = {}
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exc_info"] = record.exc_text or self.formatException(record.exc_info)
-        elif record.exc_text:
-            fields["exc_info"] = record.exc_text
-        if record.stack_info:
-            fields["stack_info"] = self.formatStack(record.stack_info)
-        return fields
 
 
 def _message(record: logging.LogRecord) -> str:

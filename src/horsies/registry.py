@@ -59,9 +59,11 @@ class Registry:
         self._aliases: dict[str, BaseTask[..., Any]] = {}
         self._defined_by: dict[str, Callable[[], CodeType | None]] = {}
         """By task name: the execution of the module that defined it, as long as it runs."""
-        self._task_modules: list[str] = []
-        self._child_start_hooks: list[Hook] = []
-        self._child_stop_hooks: list[Hook] = []
+        self.task_modules: tuple[str, ...] = ()
+        """The modules given to `discover_tasks`, in that order."""
+        self.child_start_hooks: tuple[Hook, ...] = ()
+        self.child_stop_hooks: tuple[Hook, ...] = ()
+        """Both in the order they run: the last stop hook defined runs first."""
 
     @property
     def broker(self) -> PostgresBroker:
@@ -105,34 +107,27 @@ class Registry:
         name = name or task_name
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
-        problems = list(_name_problems(name))
-        problems += [] if timeout_ms is None else list(number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS))
-        if retry_policy is not None:
-            problems += instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
-        problems += list(_alias_problems(name, aliases))
-        problems += mapper_problems("exception_mapper", {} if exception_mapper is None else exception_mapper)
-        if default_unhandled_error_code is not None:
-            problems += code_problems("default_unhandled_error_code", default_unhandled_error_code)
-        if problems:
+        mapper, code = exception_mapper, default_unhandled_error_code
+        if problems := list(_task_problems(name, timeout_ms, retry_policy, aliases, mapper, code)):
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
-
         error_codes = ErrorCodes(
-            of_task=ExceptionMap(exception_mapper),
+            of_task=ExceptionMap(mapper),
             of_app=ExceptionMap(self.config.exception_mapper),
-            default=str(default_unhandled_error_code or self.config.default_unhandled_error_code),
+            default=str(code or self.config.default_unhandled_error_code),
         )
 
         def decorate(function: Callable[..., Any]) -> BaseTask[..., Any]:
             self._check_not_defined(name, function)
             self._check_aliases(name, aliases)
+            arguments_size = PayloadSizeCheck(f"the arguments of task {name!r}", self.config.payload_limits)
+            result_size = PayloadSizeCheck(f"the result of task {name!r}", self.config.payload_limits)
             kind = cast("type[BaseTask[..., Any]]", AsyncTask if is_coroutine_function(function) else Task)
-            limits = self.config.payload_limits
             task = self._tasks[name] = kind(
                 function,
                 name=name,
                 queue_name=self._queue_for(name, queue_name),
-                arguments=ArgumentsCodec(function, PayloadSizeCheck(f"the arguments of task {name!r}", limits)),
-                result=ResultCodec[Any](ok_type(function), PayloadSizeCheck(f"the result of task {name!r}", limits)),
+                arguments=ArgumentsCodec(function, arguments_size),
+                result=ResultCodec[Any](ok_type(function), result_size),
                 app=self,
                 error_codes=error_codes,
                 retry_policy=retry_policy,
@@ -256,12 +251,7 @@ class Registry:
         """
         if isinstance(modules, str):
             raise TaskDefinitionError(f"discover_tasks takes a list: discover_tasks([{modules!r}])")
-        self._task_modules.extend(module for module in modules if module not in self._task_modules)
-
-    @property
-    def task_modules(self) -> tuple[str, ...]:
-        """Return the modules given to `discover_tasks`, in that order."""
-        return tuple(self._task_modules)
+        self.task_modules = tuple(dict.fromkeys((*self.task_modules, *modules)))
 
     # -- hooks
 
@@ -270,23 +260,15 @@ class Registry:
 
         `def` or `async def`, without parameters; an `async def` runs on the event loop that the child's tasks run on.
         """
-        self._child_start_hooks.append(_check_hook(hook))
+        _check_hook(hook)
+        self.child_start_hooks += (hook,)
         return hook
 
     def on_child_stop(self, hook: AnyHook) -> AnyHook:
         """Run this once in every child before it exits; the last one defined runs first. Not run when a child is killed."""
-        self._child_stop_hooks.append(_check_hook(hook))
+        _check_hook(hook)
+        self.child_stop_hooks = (hook, *self.child_stop_hooks)
         return hook
-
-    @property
-    def child_start_hooks(self) -> tuple[Hook, ...]:
-        """Return the start hooks in the order they run."""
-        return tuple(self._child_start_hooks)
-
-    @property
-    def child_stop_hooks(self) -> tuple[Hook, ...]:
-        """Return the stop hooks in the order they run: the last one defined first."""
-        return tuple(reversed(self._child_stop_hooks))
 
 
 def _module_execution(function: Callable[..., Any]) -> Callable[[], CodeType | None]:
@@ -315,6 +297,20 @@ def _name_problems(name: str) -> Iterator[str]:
         yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
 
 
+def _task_problems(
+    name: str, timeout_ms: int | None, retry_policy: object, aliases: object, mapper: object, code: object
+) -> Iterator[str]:
+    yield from _name_problems(name)
+    if timeout_ms is not None:
+        yield from number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS)
+    if retry_policy is not None:
+        yield from instance_problems("retry_policy", retry_policy, RetryPolicy, "RetryPolicy.fixed(...)")
+    yield from _alias_problems(name, aliases)
+    yield from mapper_problems("exception_mapper", {} if mapper is None else mapper)
+    if code is not None:
+        yield from code_problems("default_unhandled_error_code", code)
+
+
 def _alias_problems(name: str, aliases: object) -> Iterator[str]:
     if isinstance(aliases, str) or not isinstance(aliases, list | tuple | set | frozenset):
         yield f"aliases is {aliases!r}; give a list of names, such as aliases=['old_name']"
@@ -328,7 +324,7 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
             yield from _name_problems(alias)
 
 
-def _check_hook(hook: object) -> Hook:
+def _check_hook(hook: object) -> None:
     if not callable(hook):
         raise TaskDefinitionError(f"a hook must be a function, not {hook!r}; write @app.on_child_start above a def")
     try:
@@ -337,4 +333,3 @@ def _check_hook(hook: object) -> Hook:
         raise TaskDefinitionError(
             f"hook {getattr(hook, '__qualname__', hook)} needs arguments, but hooks are called without any; give them defaults"
         ) from None
-    return hook

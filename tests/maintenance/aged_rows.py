@@ -6,7 +6,14 @@ from functools import partial
 import psycopg
 
 from horsies.db.broker import PostgresBroker
-from horsies.maintenance.retention import DEFAULT_LIMITS, RetentionLimits, RetentionResult, apply_retention
+from horsies.maintenance.isolate import FailedRows
+from horsies.maintenance.retention import (
+    DEFAULT_LIMITS,
+    RetentionLimits,
+    RetentionResult,
+    delete_unused_keys,
+    retention_duties,
+)
 from horsies.model.config import RetentionConfig
 from tests.fixtures.journey import column
 
@@ -67,7 +74,11 @@ def places(sql: psycopg.Connection) -> dict[object, str]:
 def retained(
     broker: PostgresBroker, config: RetentionConfig = WEEK, limits: RetentionLimits = DEFAULT_LIMITS
 ) -> dict[str, RetentionResult]:
-    return broker.run(partial(apply_retention, broker.config.schema, config, limits))
+    """Do every duty once, including the keys."""
+    duties = retention_duties(broker.config.schema, config, FailedRows(), limits)
+    return {name: broker.run(duty) for name, duty in duties.items()} | {
+        "keys": broker.run(partial(delete_unused_keys, limits.rows))
+    }
 
 
 def is_postponed(done: dict[str, RetentionResult]) -> bool:

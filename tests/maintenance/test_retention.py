@@ -31,7 +31,7 @@ async def as_leader(database: str) -> AsyncGenerator[RetentionRunner]:
         asyncio.TaskGroup() as group,
         RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as runner,
     ):
-        runner.set_leader(is_leader=True)
+        runner.is_leader.set()
         yield runner
 
 
@@ -74,11 +74,11 @@ async def test_nothing_is_done_by_one_who_is_not_the_keeper(database: str, sql: 
     old = make_day(sql, 9)
     async with as_leader(database) as runner:
         await until(sql, ahead)
-        runner.set_leader(is_leader=False)
+        runner.is_leader.clear()
         make_day(sql, 9)
         await asyncio.sleep(1.5)  # longer than a look
         assert days_of(sql) == [old, *ahead]
-        runner.set_leader(is_leader=True)
+        runner.is_leader.set()
         await until(sql, ahead)
 
 

@@ -79,7 +79,7 @@ class LoopConnection:
     @property
     def has_own_session(self) -> bool:
         """Whether its session is ours, and not one of a pooler, which may lead to another server at the next transaction."""
-        return self._session is not None and self._session.is_ours
+        return self._pgconn is not None and not self._pipeline.needs_frames
 
     def submit(self, op: Op[T], on_done: Callable[[T | Exception], None]) -> None:
         """Send an operation of one request now and call back with its result: an asyncio task for each batch would cost too much.

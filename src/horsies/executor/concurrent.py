@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from horsies.executor.execute import PreparedCall, ProgressReports, RunningTask, fail_before_start, finish, prepare
+from horsies.executor.execute import PreparedCall, ProgressReports, RunningTask, finish, prepare
 from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptThread
 from horsies.executor.os_process import ChildEventLoop, set_title
-from horsies.executor.protocol import NO_ASSIGNMENT, Began, Done, LoopAlive, Message, StopReason, pack
-from horsies.model.result import TaskError
+from horsies.executor.protocol import NO_ASSIGNMENT, Done, LoopAlive, Message, StopReason, pack, pack_began
 from horsies.tasks.task import BaseTask
 
 
@@ -63,7 +62,7 @@ class ConcurrentRunner:
         while True:
             self._wakeup.clear()  # before the inbox is checked, or a message between the two would be missed
             self._report_and_start()
-            if self._inbox.is_stopping and not (self._slots or self._endings or self._inbox.has_pending):
+            if self._inbox.is_stopping and not (self._slots or self._endings or self._inbox.pending):
                 return
             await self._wakeup.wait()
 
@@ -72,7 +71,7 @@ class ConcurrentRunner:
         # Not inlined in `_run`: its frame would keep the last results in memory while it waits.
         starting = [RunningTask(assignment) for assignment in self._inbox.take(self._concurrency - len(self._slots))]
         frames, self._endings = self._endings, []
-        frames += [pack(Began(running.assignment.assignment_no)) for running in starting]
+        frames += [pack_began(running.assignment.assignment_no) for running in starting]
         if frames:
             self._inbox.send(b"".join(frames))
             count = len(self._slots) + len(starting)
@@ -81,21 +80,19 @@ class ConcurrentRunner:
             self._start(running)
 
     def _start(self, running: RunningTask) -> None:
-        prepared = prepare(self._tasks, running)
-        context = running.task_context(self._progress.report)
-        if isinstance(prepared, TaskError):
-            self._end(running, context.run(fail_before_start, running, prepared))
+        prepared = prepare(self._tasks, running, self._progress.report)
+        if isinstance(prepared, Done):
+            self._end(running, prepared)
             return
-        running.begin_span(context, prepared.task.tracer)
         assignment_no = running.assignment.assignment_no
         if prepared.task.is_async:
             coroutine = InterruptCoroutine(running)
-            task = self._loop.create_task(self._run_on_loop(coroutine, running, prepared), context=context)
+            task = self._loop.create_task(self._run_on_loop(coroutine, running, prepared), context=prepared.context)
             self._slots[assignment_no] = _Slot(running, coroutine.stop, task)
         else:
             thread = InterruptThread(running)
             self._slots[assignment_no] = _Slot(running, thread.stop)
-            self._threads.submit(context.run, self._run_on_thread, thread, running, prepared)
+            self._threads.submit(prepared.context.run, self._run_on_thread, thread, running, prepared)
 
     async def _run_on_loop(self, coroutine: InterruptCoroutine, running: RunningTask, call: PreparedCall) -> None:
         # Only now: otherwise the duration would include the tasks that began in the same iteration of the loop, and no task would look short.

@@ -11,12 +11,13 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from horsies.events import Span, TaskRaised, TaskSpan, Tracer, begin_span, emit, end_span, subscribers
+from horsies.events import Span, TaskRaised, TaskSpan, begin_span, emit, end_span, subscribers
 from horsies.executor.protocol import Assignment, Done, Progress, StopReason, pack
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
@@ -45,6 +46,7 @@ CallOutcome: TypeAlias = tuple[Any, BaseException | None]
 log = logging.getLogger("horsies.executor")
 
 
+@dataclass(slots=True, eq=False)
 class RunningTask:
     """A task from its start to its end, with the requests to stop it. The soft stop is raised in it at most once.
 
@@ -52,23 +54,14 @@ class RunningTask:
     after the task's own code, cannot be followed by a second one. A task that swallows it is left alone until it is killed.
     """
 
-    __slots__ = (
-        "assignment",
-        "began_ns",
-        "is_cancelled",
-        "is_interrupted",
-        "is_over",
-        "is_timed_out",
-        "misfit",
-        "span",
-    )
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.began_ns = time.perf_counter_ns()
-        self.is_timed_out = self.is_cancelled = self.is_interrupted = self.is_over = False
-        self.misfit = Misfit.NONE
-        self.span: Span | None = None
+    assignment: Assignment
+    began_ns: int = field(default_factory=time.perf_counter_ns)
+    is_timed_out: bool = False
+    is_cancelled: bool = False
+    is_interrupted: bool = False
+    is_over: bool = False
+    misfit: Misfit = Misfit.NONE
+    span: Span | None = None
 
     def request_stop(self, reason: StopReason) -> None:
         """Record the request. The caller must then make the thread or event loop of the task call `raise_once`."""
@@ -87,46 +80,55 @@ class RunningTask:
             self.is_interrupted = True
             raise self.soft_stop(self.soft_stop.__doc__)
 
-    def task_context(self, report: Callable[[int, float | None, str | None], None]) -> Context:
-        """Return a new context in which `current_task()` is this task. It includes what the start hooks have set."""
-        assignment, context = self.assignment, copy_context()
-        timeout_s = None if assignment.timeout_ms is None else assignment.timeout_ms / 1000
-
-        def report_while_running(fraction: float | None, message: str | None) -> None:
-            if not self.is_over:  # else a thread that the task has left behind reports
-                report(assignment.assignment_no, fraction, message)
-
-        current = CurrentTask(
-            task_id=assignment.id,
-            task_name=assignment.task_name,
-            queue_name=assignment.queue_name,
-            attempt=assignment.attempt,
-            root_id=assignment.root_id,
-            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
-            until=None if timeout_s is None else time.monotonic() + timeout_s,
-            is_cancelled=lambda: self.is_cancelled,
-            report=report_while_running,
-        )
-        context.run(set_current_task, current)
-        return context
-
-    def begin_span(self, context: Context, tracer: Tracer | None) -> None:
-        """Begin the span of this task, if the app has a tracer; spans that are made in its context are inside it."""
-        if tracer is not None:
-            given = self.assignment
-            work = TaskSpan(given.id, given.task_name, given.queue_name, given.attempt, given.trace)
-            self.span = context.run(begin_span, tracer, work)
-
 
 class PreparedCall(NamedTuple):
-    """A task, and its function with the arguments."""
+    """A task, and its function with the arguments, to be called in this context."""
 
     task: BaseTask[..., Any]
     function: Callable[[], Any]
+    context: Context
 
 
-def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> PreparedCall | TaskError:
-    """Return the call that was sent, or why it cannot be made here."""
+def prepare(
+    tasks: Mapping[str, BaseTask[..., Any]],
+    running: RunningTask,
+    report: Callable[[int, float | None, str | None], None],
+) -> PreparedCall | Done:
+    """Return the call that was sent, or the report of why it cannot be made here.
+
+    In its context `current_task()` is this task, and spans are inside the span of the task. It includes what the start hooks have set.
+    """
+    given, bound, context = running.assignment, _bind(tasks, running), copy_context()
+    timeout_s = None if given.timeout_ms is None else given.timeout_ms / 1000
+
+    def report_while_running(fraction: float | None, message: str | None) -> None:
+        if not running.is_over:  # else a thread that the task has left behind reports
+            report(given.assignment_no, fraction, message)
+
+    current = CurrentTask(
+        task_id=given.id,
+        task_name=given.task_name,
+        queue_name=given.queue_name,
+        attempt=given.attempt,
+        root_id=given.root_id,
+        deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+        until=None if timeout_s is None else time.monotonic() + timeout_s,
+        is_cancelled=lambda: running.is_cancelled,
+        report=report_while_running,
+    )
+    context.run(set_current_task, current)
+    if isinstance(bound, TaskError):
+        return context.run(_fail_before_start, running, bound)
+    task, function = bound
+    if (tracer := task.tracer) is not None:
+        work = TaskSpan(given.id, given.task_name, given.queue_name, given.attempt, given.trace)
+        running.span = context.run(begin_span, tracer, work)
+    return PreparedCall(task, function, context)
+
+
+def _bind(
+    tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask
+) -> tuple[BaseTask[..., Any], Callable[[], Any]] | TaskError:
     assignment = running.assignment
     task = tasks.get(assignment.task_name)
     if task is None:
@@ -156,11 +158,10 @@ def prepare(tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask) -> Pr
         return codec_error(task, "reading the arguments", error)
     if inputs is not None:
         kwargs |= inputs.context_arguments(task.arguments.wants, tasks)
-    return PreparedCall(task, partial(task.function, *args, **kwargs))
+    return task, partial(task.function, *args, **kwargs)
 
 
-def fail_before_start(running: RunningTask, error: TaskError) -> Done:
-    """Report a task that `prepare` could not prepare."""
+def _fail_before_start(running: RunningTask, error: TaskError) -> Done:
     if running.misfit is Misfit.NONE:
         _log_failure(running, error)
     return _failure(running, error)._replace(misfit=running.misfit)
@@ -169,32 +170,38 @@ def fail_before_start(running: RunningTask, error: TaskError) -> Done:
 def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
     """Report how a call ended. After its timeout a task has failed, whatever it did then; a cancelled task may still succeed."""
     running.is_over = True
-    raised = outcome[1]
-    if raised is not None:
-        trace = raised.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
-            trace = trace.tb_next
-        if trace is not None:
-            raised.__traceback__ = trace  # it begins at the user's code, without our frames
-    done = _done_from_outcome(running, task, outcome)
+    returned, raised = outcome
+    if raised is not None or running.is_timed_out:
+        done = _done_from_exception(running, task, raised)
+    elif isinstance(result := encode_result(task, returned), str):
+        duration_us = (time.perf_counter_ns() - running.began_ns) // 1000
+        log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
+        done = Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
+    else:
+        _log_failure(running, result)
+        is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
+        done = _failure(running, result, max_bytes=task.result.size_check.limits.max_bytes, is_own=is_own)
     if running.span is not None:
         end_span(running.span, done.error_code, raised)
     return done
 
 
-def _done_from_outcome(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
-    returned, raised = outcome
-    if running.is_timed_out:
+def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised: BaseException | None) -> Done:
+    """Report a task that raised, or that ran too long."""
+    trace = None if raised is None else raised.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER):
+        trace = trace.tb_next
+    if raised is not None and trace is not None:
+        raised.__traceback__ = trace  # it begins at the user's code, without our frames
+    if running.is_timed_out or raised is None:
         timeout_ms = running.assignment.timeout_ms
         log.warning("task %s: ran longer than its timeout of %s ms, failed", task.name, timeout_ms, exc_info=raised)
         error = TaskError(
             error_code=OutcomeCode.TASK_TIMEOUT,
             message=f"it ran longer than its timeout_ms={timeout_ms}",
-            data=exception_data(raised) if raised else None,  # where it was at that time
+            data=None if raised is None else exception_data(raised),  # where it was at that time
         )
         return _failure(running, error, wants_retry=_is_retryable(task.retry_policy, TaskTimeoutError()))
-    if raised is None:
-        return _done_from_value(running, task, returned)
     if running.is_cancelled and any(
         isinstance(each, TaskCancelledError | CancelledError) for each in exception_chain(raised)
     ):
@@ -213,17 +220,6 @@ def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:
     return policy is not None and holds_for_all(raised, lambda error: isinstance(error, policy.exceptions))
 
 
-def _done_from_value(running: RunningTask, task: BaseTask[..., Any], returned: object) -> Done:
-    result = encode_result(task, returned)
-    if isinstance(result, TaskError):
-        _log_failure(running, result)
-        is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
-        return _failure(running, result, max_bytes=task.result.size_check.limits.max_bytes, is_own=is_own)
-    duration_us = _duration_us(running)
-    log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
-    return Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
-
-
 def _failure(
     running: RunningTask,
     error: TaskError,
@@ -238,7 +234,7 @@ def _failure(
     return Done(
         assignment_no=running.assignment.assignment_no,
         status=status.value,
-        duration_us=_duration_us(running),
+        duration_us=(time.perf_counter_ns() - running.began_ns) // 1000,
         error_code=error.error_code,
         result=None,
         error=encode_error(error, max_bytes, running.assignment.id if is_own else None),
@@ -247,21 +243,9 @@ def _failure(
     )
 
 
-def _duration_us(running: RunningTask) -> int:
-    return (time.perf_counter_ns() - running.began_ns) // 1000
-
-
 def _log_failure(running: RunningTask, error: TaskError) -> None:
     # The code only: messages may quote the arguments, which are never logged.
     log.warning("task %s: failed with %s", running.assignment.task_name, error.error_code)
-
-
-class _TaskProgress:
-    """The newest report of one task that has not been sent."""
-
-    def __init__(self) -> None:
-        self.next_send_at = 0.0
-        self.unsent: Progress | None = None
 
 
 class ProgressReports:
@@ -278,8 +262,9 @@ class ProgressReports:
         self._reporting: set[int] = set()
         self._reports: SimpleQueue[Progress] = SimpleQueue()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        self._progress: dict[int, _TaskProgress] = {}
-        self._state = threading.Lock()  # guards `_progress`, and reading from `_reports`
+        self._unsent: dict[int, Progress] = {}  # by assignment, the newest
+        self._next_send_at: dict[int, float] = {}
+        self._state = threading.Lock()  # guards these two, and reading from `_reports`
         threading.Thread(target=self._send_until_exit, name="horsies-progress", daemon=True).start()
 
     def report(self, assignment_no: int, fraction: float | None, message: str | None) -> None:
@@ -294,8 +279,9 @@ class ProgressReports:
         self._reporting.discard(assignment_no)
         with self._state:
             self._read_reports()
-            progress = self._progress.pop(assignment_no, None)
-            return pack(progress.unsent) if progress and progress.unsent else b""
+            self._next_send_at.pop(assignment_no, None)
+            last = self._unsent.pop(assignment_no, None)
+            return pack(last) if last else b""
 
     def _send_until_exit(self) -> None:
         due_in_s: float | None = None
@@ -305,16 +291,15 @@ class ProgressReports:
             with self._state:
                 self._read_reports()
                 now = time.monotonic()
-                due = [one for one in self._progress.values() if one.unsent and one.next_send_at <= now]
+                due = [one for one in self._unsent if self._next_send_at.get(one, 0.0) <= now]
                 if due:
-                    self._send(pack(*(one.unsent for one in due if one.unsent)))
-                for progress in due:
-                    progress.next_send_at, progress.unsent = now + PROGRESS_INTERVAL_S, None
-                send_times = [progress.next_send_at for progress in self._progress.values() if progress.unsent]
+                    self._send(pack(*map(self._unsent.pop, due)))
+                self._next_send_at |= dict.fromkeys(due, now + PROGRESS_INTERVAL_S)
+                send_times = [self._next_send_at[one] for one in self._unsent]
             due_in_s = max(0.0, min(send_times) - now) if send_times else None
 
     def _read_reports(self) -> None:
         with suppress(Empty):
             while True:
                 report = self._reports.get_nowait()
-                self._progress.setdefault(report.assignment_no, _TaskProgress()).unsent = report
+                self._unsent[report.assignment_no] = report

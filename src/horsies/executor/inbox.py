@@ -26,6 +26,7 @@ from horsies.executor.protocol import (
     StopReason,
     Unpacker,
     pack,
+    pack_done,
 )
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode
@@ -44,6 +45,7 @@ class ParentSocket:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unpacker = Unpacker()
+        self._sending = threading.Lock()
 
     def receive(self) -> list[Message]:
         """Wait for at least one message. The process exits when the worker has closed its end or is dead."""
@@ -51,7 +53,7 @@ class ParentSocket:
             try:
                 data = os.read(self._fd, RECV_BYTES)
             except BlockingIOError:
-                self._set_blocking()
+                os.set_blocking(self._fd, True)  # user code may make every descriptor that it finds non-blocking
                 continue
             except ConnectionError:
                 data = b""
@@ -62,27 +64,20 @@ class ParentSocket:
 
     def send(self, data: bytes) -> None:
         """Send all of it; callers take turns. If the worker is dead, the process exits silently, on whichever thread this is."""
-        while True:
-            try:
-                sent = os.write(self._fd, data)
-            except BlockingIOError:
-                self._set_blocking()
-            except ConnectionError:
-                os._exit(0)
-            else:
-                if sent == len(data):
-                    return
-                data = data[sent:]
+        with self._sending:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:
+                    os.set_blocking(self._fd, True)
+                except ConnectionError:
+                    os._exit(0)
 
     def close_in_copy(self) -> None:
         """Close the descriptor in a copy of this process that a task has forked, so that it neither reads nor writes."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-    def _set_blocking(self) -> None:
-        """Undo what user code does that makes every descriptor it finds non-blocking."""
-        os.set_blocking(self._fd, True)
 
 
 class TaskRunner(Protocol):
@@ -99,19 +94,14 @@ class Inbox:
     """The assignments that have not started, and the way to send reports."""
 
     def __init__(self, parent: ParentSocket, max_memory_mb: float | None, rss_mb: Callable[[], float]) -> None:
-        self._parent = parent
+        self._parent, self.send = parent, parent.send
         self._max_memory_mb = max_memory_mb
         self._rss_mb = rss_mb
-        self._pending: deque[Assignment] = deque()
+        self.pending: deque[Assignment] = deque()
         self._last_taken = NO_ASSIGNMENT
         self._is_leaving = False
-        self._state = threading.Lock()
-        self._sending = threading.Lock()  # lock order: `_state` first, then `_sending`, never the other way round
+        self._state = threading.Lock()  # taken before the lock of the socket, never the other way round
         self.is_stopping = False
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
 
     def receive(self, runner: TaskRunner, received: Iterable[Message] = ()) -> None:
         """Wait for messages, unless some were received before, and apply them. Called by one thread at a time."""
@@ -125,14 +115,10 @@ class Inbox:
     def take(self, at_most: int) -> list[Assignment]:
         """Take the assignments to start next, in the order of arrival."""
         with self._state:
-            taken = [self._pending.popleft() for _ in range(min(at_most, len(self._pending)))]
+            taken = [self.pending.popleft() for _ in range(min(at_most, len(self.pending)))]
             if taken:
                 self._last_taken = taken[-1].assignment_no
             return taken
-
-    def send(self, frames: bytes) -> None:
-        with self._sending:
-            self._parent.send(frames)
 
     def pack_ending(self, done: Done) -> bytes:
         """Return the frames that report an ending. Above the memory limit they also return what has not started."""
@@ -140,12 +126,12 @@ class Inbox:
             if self._max_memory_mb is not None and not self._is_leaving:
                 self._is_leaving = self._rss_mb() >= self._max_memory_mb
             if not self._is_leaving:
-                return pack(done)
+                return pack_done(done)
             return pack(done._replace(leaving=True), *self._clear_pending())
 
     def _clear_pending(self) -> list[Returned]:
-        assignment_nos = [assignment.assignment_no for assignment in self._pending]
-        self._pending.clear()
+        assignment_nos = [assignment.assignment_no for assignment in self.pending]
+        self.pending.clear()
         return [Returned(assignment_nos)] if assignment_nos else []
 
     def _apply(self, message: Message, runner: TaskRunner) -> None:
@@ -158,7 +144,7 @@ class Inbox:
         with self._state:
             match message:
                 case RunTasks(assignments):
-                    self._pending.extend(assignments)
+                    self.pending.extend(assignments)
                     if self._is_leaving:
                         self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
                 case Recall(behind):
@@ -175,9 +161,9 @@ class Inbox:
     def _interrupt(self, message: Interrupt, runner: TaskRunner) -> None:
         """End a task that is cancelled before its start without starting it. (A timeout cannot come before the start.)"""
         with self._state:
-            pending = next((one for one in self._pending if one.assignment_no == message.assignment_no), None)
+            pending = next((one for one in self.pending if one.assignment_no == message.assignment_no), None)
             if pending and message.reason == "cancel":
-                self._pending.remove(pending)
+                self.pending.remove(pending)
                 error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it started")
                 text = encode_error(error, task_id=pending.id)
                 status = TaskStatus.CANCELLED.value

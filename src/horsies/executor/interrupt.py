@@ -58,17 +58,16 @@ class InterruptMainThread:
 
     def stop(self, running: RunningTask) -> None:
         """Stop the task, from any thread."""
-        threading.Thread(
-            target=self._signal_until_raised, args=[running], name="horsies-soft-stop", daemon=True
-        ).start()
 
-    def _signal_until_raised(self, running: RunningTask) -> None:
-        # Repeated: a signal that arrives just before a blocking call does not interrupt it, and its handler runs only after the call.
-        pause_s = FIRST_PAUSE_S
-        while not (running.is_interrupted or running.is_over):
-            signal.pthread_kill(self._ident, SOFT_STOP_SIGNAL)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        def signal_until_raised() -> None:
+            # Repeated: a signal that arrives just before a blocking call does not interrupt it, and its handler runs only after the call.
+            pause_s = FIRST_PAUSE_S
+            while not (running.is_interrupted or running.is_over):
+                signal.pthread_kill(self._ident, SOFT_STOP_SIGNAL)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+        threading.Thread(target=signal_until_raised, name="horsies-soft-stop", daemon=True).start()
 
     def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
         if self._guarded:
@@ -87,11 +86,12 @@ class InterruptThread:
     def call(self, function: Callable[[], Any]) -> CallOutcome:
         try:
             try:
-                self._enter()
+                with self._gate:
+                    self._running.raise_once()  # a stop was requested before the start
+                    self._ident = threading.get_ident()
                 returned = function()
-                exit_if_copy(
-                    None
-                )  # before `_leave`: a thread that held the gate during the fork does not exist in the copy
+                # Before `_leave`: a thread that held the gate during the fork does not exist in the copy.
+                exit_if_copy(None)
                 self._leave()
             except BaseException as error:  # noqa: BLE001 - user code
                 exit_if_copy(error)
@@ -110,11 +110,6 @@ class InterruptThread:
             if self._ident is not None:
                 self._running.is_interrupted = True
                 _set_async_exc(self._ident, id(self._running.soft_stop))
-
-    def _enter(self) -> None:
-        with self._gate:
-            self._running.raise_once()  # a stop was requested before the start
-            self._ident = threading.get_ident()
 
     def _leave(self) -> None:
         with self._gate:

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import NoReturn, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from horsies import locate
 from horsies.app import Horsies
@@ -43,10 +43,6 @@ from horsies.registry import Hook
 EXIT_TIMEOUT_S = 5.0
 
 log = logging.getLogger("horsies.executor")
-
-
-class HookError(HorsiesError):
-    """A start hook failed: the child cannot run tasks."""
 
 
 def main(fd: int) -> None:
@@ -95,13 +91,18 @@ def _run(parent: ParentSocket, load: Callable[[Boot, Callable[[str], None]], Hor
         disown_forked_copies(parent.close_in_copy, loop.stop_in_copy)
         try:
             app = load(boot, report_step)
-            _run_start_hooks(app, loop, report_step)
         except HorsiesError as error:
             parent.send(pack(StartFailed(str(error))))
             return
+        for name, error in _run_hooks(app.child_start_hooks, loop, report_step):
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+            parent.send(pack(StartFailed(f"start hook {name} failed: {where}")))
+            return
         _run_tasks(parent, boot, received, app, loop)
         set_title("leaving")
-        _run_stop_hooks(app, loop, report_step)
+        for name, error in _run_hooks(app.child_stop_hooks, loop, report_step):
+            log.error("stop hook %s failed", name, exc_info=error)
         threading.Thread(target=_exit_after_timeout, name="horsies-exit", daemon=True).start()
         if loop.is_created:
             loop.run(app.close_async())
@@ -109,43 +110,24 @@ def _run(parent: ParentSocket, load: Callable[[Boot, Callable[[str], None]], Hor
             app.close()
 
 
-def _run_start_hooks(app: Horsies, loop: ChildEventLoop, report_step: Callable[[str], None]) -> None:
-    for hook in app.child_start_hooks:
-        name = _hook_name(hook)
+def _run_hooks(
+    hooks: Sequence[Hook], loop: ChildEventLoop, report_step: Callable[[str], None]
+) -> Iterator[tuple[str, BaseException]]:
+    """Yield each hook that fails. The next one runs when the iteration goes on."""
+    for hook in hooks:
+        name: str = getattr(hook, "__name__", repr(hook))
         report_step(f"running hook {name}")
+        failure: BaseException | None = None
         try:
-            _run_hook(hook, loop)
-        except BaseException as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-            raise HookError(f"start hook {name} failed: {where}") from error
-
-
-def _run_stop_hooks(app: Horsies, loop: ChildEventLoop, report_step: Callable[[str], None]) -> None:
-    """Run all of them, even if one fails."""
-    for hook in app.child_stop_hooks:
-        name = _hook_name(hook)
-        report_step(f"running hook {name}")
-        try:
-            _run_hook(hook, loop)
-        except BaseException:
-            log.exception("stop hook %s failed", name)
-
-
-def _run_hook(hook: Hook, loop: ChildEventLoop) -> None:
-    try:
-        if is_coroutine_function(hook):
-            loop.run(hook())
-        else:
-            hook()
-    except BaseException as error:
-        exit_if_copy(error)
-        raise
-    exit_if_copy(None)
-
-
-def _hook_name(hook: Hook) -> str:
-    return cast("str", getattr(hook, "__name__", repr(hook)))
+            if is_coroutine_function(hook):
+                loop.run(hook())
+            else:
+                hook()
+        except BaseException as error:  # noqa: BLE001 - user code
+            failure = error
+        exit_if_copy(failure)
+        if failure is not None:
+            yield name, failure
 
 
 def _run_tasks(parent: ParentSocket, boot: Boot, received: list[Message], app: Horsies, loop: ChildEventLoop) -> None:

@@ -99,19 +99,14 @@ def disown_forked_copies(*in_copy: Callable[[], None]) -> None:
         _Fork.is_copy = True
         for call in in_copy:
             call()
+        # Let any process terminate the copy: the pools of `multiprocessing` do this and wait for it.
         with suppress(ValueError):  # only the main thread may set handlers; in a copy that is the thread that forked
-            _restore_signals()
+            for number, default in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+                if signal.getsignal(number) is _ignore:
+                    signal.signal(number, default)
         after_fork()
 
     os.register_at_fork(before=before_fork, after_in_parent=after_fork, after_in_child=after_fork_in_copy)
-
-
-def _restore_signals() -> None:
-    """Let a copy be terminated by any process: the pools of `multiprocessing` do this and wait for it."""
-    if signal.getsignal(signal.SIGTERM) is _ignore:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is _ignore:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def exit_if_copy(raised: BaseException | None) -> None:
@@ -143,26 +138,20 @@ class ChildEventLoop:
     """
 
     def __init__(self) -> None:
-        self._runner: asyncio.Runner | None = None
-
-    @property
-    def is_created(self) -> bool:
-        return self._runner is not None
+        self._runner = asyncio.Runner()
+        self.is_created = False
 
     def get(self) -> asyncio.AbstractEventLoop:
-        return self._get_runner().get_loop()
+        self.is_created = True
+        return self._runner.get_loop()
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, context: Context | None = None) -> T:
-        return self._get_runner().run(coroutine, context=context)
-
-    def _get_runner(self) -> asyncio.Runner:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner
+        self.is_created = True
+        return self._runner.run(coroutine, context=context)
 
     def stop_in_copy(self) -> None:
         """Keep a copy that a coroutine has forked from going on with other coroutines once it awaits."""
-        if self._runner is None:
+        if not self.is_created:
             return
         loop = self._runner.get_loop()
         # There is no public way to clear the callbacks; a loop of another implementation may run one more step.
@@ -177,8 +166,7 @@ class ChildEventLoop:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._runner is not None:
-            self._runner.close()
+        self._runner.close()
 
 
 # -- what `ps` and `top` show
@@ -188,8 +176,13 @@ def _title_setter() -> Callable[[str], None]:
     if sys.platform != "linux":
         return lambda _text: None
     prctl = ctypes.PyDLL(None).prctl  # keeps the GIL: faster than releasing it and waiting for it again
+    last = ""
 
     def set_title(text: str) -> None:
+        nonlocal last
+        if text == last:
+            return
+        last = text
         title = f"horsies: {text}".encode(errors="replace")[:_MAX_TITLE_BYTES]
         whole_characters = title.decode(errors="ignore").encode()
         prctl(_PR_SET_NAME, ctypes.c_char_p(whole_characters), 0, 0, 0)

@@ -16,7 +16,7 @@ started (they crashed) and which had not (they are released).
 import json
 import marshal
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
@@ -214,146 +214,13 @@ Message: TypeAlias = Order | Report
 _HEAD = struct.Struct("!IB")
 _KIND_BYTES: Final = 1
 _LENGTH_BYTES: Final = _HEAD.size - _KIND_BYTES
-
-
-def pack(*messages: Message) -> bytes:
-    """Return the frames of these messages as one byte string."""
-    if len(messages) == 1:
-        return _PACKERS[type(messages[0])](messages[0])
-    return b"".join([_PACKERS[type(message)](message) for message in messages])
-
-
-class Unpacker:
-    """Turn the byte stream from the worker into messages. Only for bytes from the worker, which are trusted."""
-
-    def __init__(self, max_frame: int = MAX_FRAME) -> None:
-        self._buffer = bytearray()
-        self._max_frame = max_frame
-
-    @property
-    def is_mid_message(self) -> bool:
-        """Whether a part of a message has arrived."""
-        return bool(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        buffer = self._buffer
-        buffer += data
-        start, end = 0, len(buffer)
-        while start + _HEAD.size <= end:
-            length, kind = _HEAD.unpack_from(buffer, start)
-            if not _KIND_BYTES <= length <= self._max_frame:
-                raise ProtocolError(f"a frame of {length} bytes")
-            body, stop = start + _HEAD.size, start + _LENGTH_BYTES + length
-            if stop > end:
-                self._check_size(kind, length)
-                break
-            yield self._unpack(kind, body, stop)
-            start = stop
-        del buffer[:start]
-
-    def _check_size(self, kind: int, length: int) -> None:
-        """Check a message that has not arrived completely, before more of it is buffered."""
-
-    def _unpack(self, kind: int, body: int, stop: int) -> Message:
-        try:
-            return _ORDERS[kind](*marshal.loads(self._buffer[body:stop]))  # noqa: S302 - written by our own worker, see above
-        except (EOFError, ValueError, TypeError, KeyError) as error:
-            raise ProtocolError("not a message") from error
-
-
-class ReportUnpacker(Unpacker):
-    """The same for bytes from a child, which user code may have written: yields valid messages, or raises ProtocolError."""
-
-    def __init__(self, max_payload: int = DEFAULT_MAX_BYTES) -> None:
-        # A result, or an error and its code, which is also in the error. The default limits errors about results.
-        super().__init__(2 * max(max_payload, DEFAULT_MAX_BYTES) + MAX_REPORTED_TEXT)
-
-    def _check_size(self, kind: int, length: int) -> None:
-        if kind != _DONE and length > MAX_SMALL_REPORT:
-            raise ProtocolError(f"a frame of {length} bytes")
-
-    def _unpack(self, kind: int, body: int, stop: int) -> Message:
-        if kind == _BEGAN and stop - body == _ASSIGNMENT_NO.size:
-            return Began(*_ASSIGNMENT_NO.unpack_from(self._buffer, body))
-        if kind == _DONE:
-            return self._unpack_done(body, stop)
-        self._check_size(kind, stop - body)
-        return _unpack_json(kind, self._buffer[body:stop])
-
-    def _unpack_done(self, body: int, stop: int) -> Done:
-        at = body + _DONE_HEAD.size
-        if at > stop:
-            raise ProtocolError("the report of an ending is too short")
-        fields = _DONE_HEAD.unpack_from(self._buffer, body)
-        assignment_no, status, flags, duration_us, retry_after_ms, code_bytes, result_bytes, error_bytes = fields
-        code = error = result = None
-        # Either a result, or a code and an error: the database rejects anything else, and with it the whole batch.
-        if status == _COMPLETED:
-            is_valid = (
-                code_bytes == error_bytes == _NO_TEXT and result_bytes == stop - at and not flags >> _MISFIT_SHIFT
-            )
-            result = self._text(at, stop) if is_valid else None
-        else:
-            is_valid = status < len(_STATUSES) and result_bytes == _NO_TEXT and code_bytes + error_bytes == stop - at
-            if is_valid:
-                code, error = self._text(at, at + code_bytes), self._text(at + code_bytes, stop)
-                is_valid = is_error_code(code)
-        if not is_valid or not -1 <= retry_after_ms <= MAX_RETRY_AFTER_S * 1000:
-            raise ProtocolError("the report of an ending is not valid")
-        wants_retry, leaving = bool(flags & _WANTS_RETRY), bool(flags & _LEAVING)
-        delay_ms = None if retry_after_ms < 0 else retry_after_ms
-        name = _STATUSES[status]
-        misfit_no: int = flags >> _MISFIT_SHIFT & 3
-        return Done(
-            assignment_no, name, duration_us, code, result, error, wants_retry, delay_ms, leaving, _MISFITS[misfit_no]
-        )
-
-    def _text(self, at: int, after: int) -> str:
-        """Return a text that PostgreSQL can store."""
-        text = self._buffer[at:after]
-        if 0 in text:
-            raise ProtocolError("a report contains a text that is not valid")
-        try:
-            return text.decode()
-        except UnicodeDecodeError as error:
-            raise ProtocolError("a report contains a text that is not valid") from error
-
-
-# -- to the child: marshal
-
-_Pack: TypeAlias = Callable[[Any], bytes]
-
-
-def _unpack_run_tasks(assignments: list[tuple[Any, ...]]) -> RunTasks:
-    return RunTasks(list(map(Assignment._make, assignments)))
-
-
-_ORDER_TYPES: Final = (Boot, RunTasks, Recall, Interrupt, Ping, KeepRunning, Stop, Fork)
+_ORDER_TYPES: Final[Sequence[Callable[..., Order]]] = (Boot, RunTasks, Recall, Interrupt, Ping, KeepRunning, Stop, Fork)
 _RUN_TASKS: Final = _ORDER_TYPES.index(RunTasks)
-_ORDERS: Final[Mapping[Any, Callable[..., Message]]] = {
-    **dict(enumerate(_ORDER_TYPES)),
-    _RUN_TASKS: _unpack_run_tasks,
-}
 
-
-def _order_packer(kind: int) -> _Pack:
-    def pack_order(message: tuple[Any, ...]) -> bytes:
-        # marshal writes plain tuples only, and assignments are named tuples.
-        fields: Any = ([tuple(each) for each in message[0]],) if kind == _RUN_TASKS else tuple(message)
-        body = marshal.dumps(fields)
-        return _HEAD.pack(_KIND_BYTES + len(body), kind) + body
-
-    return pack_order
-
-
-# -- from the child: fixed layouts
-
-_BEGAN, _DONE, _FIRST_JSON = 16, 17, 18
-_ASSIGNMENT_NO = struct.Struct("!Q")
-_BEGAN_FRAME = struct.Struct("!IBQ")
-_DONE_LAYOUT: Final = "QBBQqIII"
-_DONE_HEAD = struct.Struct(f"!{_DONE_LAYOUT}")
-_DONE_FRAME = struct.Struct(f"!IB{_DONE_LAYOUT}")
+# Reports with a fixed layout
+_BEGAN, _DONE = 16, 17
+_BEGAN_BODY, _BEGAN_FRAME = struct.Struct("!Q"), struct.Struct("!IBQ")
+_DONE_HEAD, _DONE_FRAME = struct.Struct("!QBBQqIII"), struct.Struct("!IBQBBQqIII")
 _NO_TEXT: Final = 0xFFFF_FFFF
 _WANTS_RETRY, _LEAVING, _MISFIT_SHIFT = 1, 2, 2
 _MISFITS: Final = tuple(Misfit)
@@ -362,11 +229,32 @@ _STATUSES: Final = (TaskStatus.COMPLETED.value, TaskStatus.FAILED.value, TaskSta
 _STATUS_NUMBERS: Final = {status: number for number, status in enumerate(_STATUSES)}
 
 
-def _pack_began(began: Began) -> bytes:
-    return _BEGAN_FRAME.pack(_KIND_BYTES + _ASSIGNMENT_NO.size, _BEGAN, began[0])
+def pack(*messages: Message) -> bytes:
+    """Return the frames of these messages as one byte string."""
+    frames: list[bytes] = []
+    for message in messages:
+        kind = _KINDS[type(message)]
+        if isinstance(message, Began):
+            frames.append(pack_began(*message))
+        elif isinstance(message, Done):
+            frames.append(pack_done(message))
+        elif kind < _BEGAN:
+            # marshal writes plain tuples only, and assignments are named tuples.
+            fields: Any = ([tuple(each) for each in message[0]],) if isinstance(message, RunTasks) else tuple(message)
+            body = marshal.dumps(fields)
+            frames += (_HEAD.pack(_KIND_BYTES + len(body), kind), body)
+        else:
+            fields = [field[:MAX_REPORTED_TEXT] if type(field) is str else field for field in message]
+            body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            frames += (_HEAD.pack(_KIND_BYTES + len(body), kind), body)
+    return b"".join(frames)
 
 
-def _pack_done(done: Done) -> bytes:
+def pack_began(assignment_no: int) -> bytes:
+    return _BEGAN_FRAME.pack(_KIND_BYTES + _BEGAN_BODY.size, _BEGAN, assignment_no)
+
+
+def pack_done(done: Done) -> bytes:
     assignment_no, status, duration_us, code, result, error, wants_retry, retry_after_ms, leaving, misfit = done
     code_bytes = b"" if code is None else code.encode()
     # The worker rejects what cannot be decoded and replaces this child; the codec lets nothing of it through.
@@ -387,87 +275,148 @@ def _pack_done(done: Done) -> bytes:
     return b"".join((head, code_bytes, result_bytes, error_bytes))
 
 
-# -- from the child: JSON, and a check for each field
+class Unpacker:
+    """Turn the byte stream from the worker into messages. Only for bytes from the worker, which are trusted."""
 
-_Check: TypeAlias = Callable[[Any], bool]
+    def __init__(self, max_frame: int = MAX_FRAME, max_small: int = MAX_FRAME) -> None:
+        self._buffer = bytearray()
+        self._max_frame = max_frame
+        self._max_small = max_small
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a part of a message has arrived."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        buffer = self._buffer
+        buffer += data
+        start, end = 0, len(buffer)
+        while start + _HEAD.size <= end:
+            length, kind = _HEAD.unpack_from(buffer, start)
+            # Checked before the rest of the message is buffered.
+            if not _KIND_BYTES <= length <= (self._max_frame if kind == _DONE else self._max_small):
+                raise ProtocolError(f"a frame of {length} bytes")
+            body, stop = start + _HEAD.size, start + _LENGTH_BYTES + length
+            if stop > end:
+                break
+            yield self._unpack(kind, body, stop)
+            start = stop
+        del buffer[:start]
+
+    def _unpack(self, kind: int, body: int, stop: int) -> Message:
+        try:
+            fields = marshal.loads(self._buffer[body:stop])  # noqa: S302 - written by our own worker, see above
+            if kind == _RUN_TASKS:
+                return RunTasks(list(map(Assignment._make, *fields)))
+            return _ORDER_TYPES[kind](*fields)
+        except (EOFError, ValueError, TypeError, IndexError) as error:
+            raise ProtocolError("not a message") from error
+
+
+class ReportUnpacker(Unpacker):
+    """The same for bytes from a child, which user code may have written: yields valid messages, or raises ProtocolError."""
+
+    def __init__(self, max_payload: int = DEFAULT_MAX_BYTES) -> None:
+        # A result, or an error and its code, which is also in the error. The default limits errors about results.
+        super().__init__(2 * max(max_payload, DEFAULT_MAX_BYTES) + MAX_REPORTED_TEXT, MAX_SMALL_REPORT)
+
+    def _unpack(self, kind: int, body: int, stop: int) -> Message:
+        if kind == _BEGAN and stop - body == _BEGAN_BODY.size:
+            return Began(*_BEGAN_BODY.unpack_from(self._buffer, body))
+        if kind == _DONE:
+            return self._unpack_done(body, stop)
+        if kind not in _JSON_REPORTS:
+            raise ProtocolError(f"a report of unknown kind {kind}")
+        message_type, checks = _JSON_REPORTS[kind]
+        try:
+            values: Any = json.loads(self._buffer[body:stop])
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("not a message") from error
+        fields = cast("list[Any]", values)
+        is_valid = isinstance(values, list) and len(fields) == len(checks)
+        if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
+            raise ProtocolError("a report is not valid")
+        return message_type(*fields)
+
+    def _unpack_done(self, body: int, stop: int) -> Done:
+        at = body + _DONE_HEAD.size
+        if at > stop:
+            raise ProtocolError("the report of an ending is too short")
+        fields = _DONE_HEAD.unpack_from(self._buffer, body)
+        assignment_no, status, flags, duration_us, retry_after_ms, code_bytes, result_bytes, error_bytes = fields
+        is_completed = status == _COMPLETED
+        # Either a result, or a code and an error: the database rejects anything else, and with it the whole batch.
+        if is_completed:
+            is_valid = (
+                code_bytes == error_bytes == _NO_TEXT and result_bytes == stop - at and not flags >> _MISFIT_SHIFT
+            )
+            code_bytes = 0
+        else:
+            is_valid = status < len(_STATUSES) and result_bytes == _NO_TEXT and code_bytes + error_bytes == stop - at
+        if not is_valid or not -1 <= retry_after_ms <= MAX_RETRY_AFTER_S * 1000:
+            raise ProtocolError("the report of an ending is not valid")
+        raw_text = self._buffer[at + code_bytes : stop]
+        try:
+            code, text = self._buffer[at : at + code_bytes].decode(), raw_text.decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("a report contains a text that is not valid") from error
+        if 0 in raw_text or not (is_completed or is_error_code(code)):  # PostgreSQL cannot store a zero byte
+            raise ProtocolError("the report of an ending is not valid")
+        return Done(
+            assignment_no,
+            _STATUSES[status],
+            duration_us,
+            error_code=None if is_completed else code,
+            result=text if is_completed else None,
+            error=None if is_completed else text,
+            wants_retry=bool(flags & _WANTS_RETRY),
+            retry_after_ms=None if retry_after_ms < 0 else retry_after_ms,
+            leaving=bool(flags & _LEAVING),
+            misfit=_MISFITS[flags >> _MISFIT_SHIFT & 3],
+        )
+
+
+# -- reports in JSON, and a check for each field
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 64
 
 
-def _is_exit_code(value: Any) -> bool:
-    return type(value) is int and abs(value) < 1 << 10
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1 << 64  # False for NaN
-
-
-def _is_fraction(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and 0 <= value <= 1)
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_REPORTED_TEXT
 
 
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or _is_text(value)
-
-
 def _are_assignment_nos(value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    assignment_nos = cast("list[Any]", value)
-    return all(map(_is_number, assignment_nos)) and len(set(assignment_nos)) == len(assignment_nos)
-
-
-_JSON_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[_Check, ...]]]] = dict(
-    enumerate(
-        (
-            (Booting, (_is_text,)),
-            (Ready, (_is_number, _is_size)),
-            (StartFailed, (_is_text,)),
-            (Progress, (_is_number, _is_fraction, _is_text_or_none)),
-            (Pong, (_is_number,)),
-            (LoopAlive, ()),
-            (Returned, (_are_assignment_nos,)),
-            (Forked, (_is_number,)),
-            (ForkExited, (_is_number, _is_exit_code)),
-        ),
-        _FIRST_JSON,
+    return (
+        isinstance(value, list)
+        and all(map(_is_number, numbers := cast("list[Any]", value)))
+        and len(set(numbers)) == len(numbers)
     )
-)
 
 
-def _unpack_json(kind: int, body: bytes | bytearray) -> Message:
-    if kind not in _JSON_REPORTS:
-        raise ProtocolError(f"a report of unknown kind {kind}")
-    message_type, checks = _JSON_REPORTS[kind]
-    try:
-        values: Any = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError("not a message") from error
-    fields = cast("list[Any]", values)
-    is_valid = isinstance(values, list) and len(fields) == len(checks)
-    if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
-        raise ProtocolError("a report is not valid")
-    return message_type(*fields)
-
-
-def _json_packer(kind: int) -> _Pack:
-    def pack_report(message: tuple[Any, ...]) -> bytes:
-        fields = [field[:MAX_REPORTED_TEXT] if type(field) is str else field for field in message]
-        body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return _HEAD.pack(_KIND_BYTES + len(body), kind) + body
-
-    return pack_report
-
-
-_PACKERS: Final[Mapping[Any, _Pack]] = {
-    Began: _pack_began,
-    Done: _pack_done,
-    **{message_type: _order_packer(kind) for kind, message_type in enumerate(_ORDER_TYPES)},
-    **{message_type: _json_packer(kind) for kind, (message_type, _checks) in _JSON_REPORTS.items()},
+_JSON_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[Callable[[Any], bool], ...]]]] = {
+    18: (Booting, (_is_text,)),
+    19: (Ready, (_is_number, lambda size: isinstance(size, int | float) and 0 <= size < 1 << 64)),  # False for NaN
+    20: (StartFailed, (_is_text,)),
+    21: (
+        Progress,
+        (
+            _is_number,
+            lambda fraction: fraction is None or (isinstance(fraction, int | float) and 0 <= fraction <= 1),
+            lambda text: text is None or _is_text(text),
+        ),
+    ),
+    22: (Pong, (_is_number,)),
+    23: (LoopAlive, ()),
+    24: (Returned, (_are_assignment_nos,)),
+    25: (Forked, (_is_number,)),
+    26: (ForkExited, (_is_number, lambda code: type(code) is int and abs(code) < 1 << 10)),
+}
+_KINDS: Final[Mapping[Any, int]] = {
+    **{message_type: kind for kind, message_type in enumerate(_ORDER_TYPES)},
+    Began: _BEGAN,
+    Done: _DONE,
+    **{message_type: kind for kind, (message_type, _checks) in _JSON_REPORTS.items()},
 }

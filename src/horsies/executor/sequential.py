@@ -9,14 +9,14 @@ standby reader sleeps without an interval, and is woken after that read.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from horsies.executor.execute import ProgressReports, RunningTask, fail_before_start, finish, prepare
+from horsies.executor.execute import ProgressReports, RunningTask, finish, prepare
 from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptMainThread
 from horsies.executor.os_process import ChildEventLoop, set_title
-from horsies.executor.protocol import NO_ASSIGNMENT, Assignment, Began, Done, Message, StopReason, pack
-from horsies.model.result import TaskError
+from horsies.executor.protocol import NO_ASSIGNMENT, Assignment, Done, Message, StopReason, pack_began
 from horsies.tasks.task import BaseTask
 
 STANDBY_INTERVAL_S = 0.01
@@ -37,8 +37,8 @@ class SequentialRunner:
         self._main_thread = InterruptMainThread()
         self._progress = ProgressReports(inbox.send)
         self._wakeup = threading.Event()
-        self._standby = StandbyReader(lambda: inbox.receive(self), self._wakeup)
-        self._title = ""
+        self.wake = self._wakeup.set
+        self._standby = StandbyReader(partial(inbox.receive, self), self._wakeup)
         self._running: RunningTask | None = None
         self._last_interrupt: tuple[int, StopReason] | None = None
         self._stop: Callable[[], object] = lambda: None
@@ -56,49 +56,38 @@ class SequentialRunner:
             elif ending:
                 self._inbox.send(ending)
                 ending = b""
-            elif self._inbox.is_stopping and not self._inbox.has_pending:
+            elif self._inbox.is_stopping and not self._inbox.pending:
                 return
             else:
-                self._show("idle")
+                set_title("idle")
                 self._standby.wait()
 
     def _run(self, assignment: Assignment, last_ending: bytes) -> bytes:
         """Report the last ending and this start, run the task, and return the frames of its ending."""
-        self._show(assignment.task_name)
+        set_title(assignment.task_name)
         running = RunningTask(assignment)
-        self._running, self._stop = running, lambda: self._main_thread.stop(running)
+        self._running, self._stop = running, partial(self._main_thread.stop, running)
         if self._last_interrupt and self._last_interrupt[0] == assignment.assignment_no:
             # The interrupt came after the task left the inbox and before it was in `_running`, so it was found in neither.
             running.request_stop(self._last_interrupt[1])
-        self._inbox.send(last_ending + pack(Began(assignment.assignment_no)))
-        done = self._execute(running)
+        self._inbox.send(last_ending + pack_began(assignment.assignment_no))
+        prepared = prepare(self._tasks, running, self._progress.report)
+        if isinstance(prepared, Done):
+            done = prepared
+        else:
+            task, function, context = prepared
+            if task.is_async:
+                coroutine, loop = InterruptCoroutine(running), self._loop.get()
+                # A thread that still uses the former `_stop` requested the stop before this line; `coroutine.call` checks for it after.
+                self._stop = partial(loop.call_soon_threadsafe, coroutine.stop)
+                outcome = self._loop.run(coroutine.call(function), context=context)
+            else:
+                outcome = self._main_thread.call(running, partial(context.run, function))
+            done = context.run(finish, running, task, outcome)
         running.is_over, self._running = True, None
         return self._progress.take_last(assignment.assignment_no) + self._inbox.pack_ending(done)
 
-    def _execute(self, running: RunningTask) -> Done:
-        prepared = prepare(self._tasks, running)
-        context = running.task_context(self._progress.report)
-        if isinstance(prepared, TaskError):
-            return context.run(fail_before_start, running, prepared)
-        running.begin_span(context, prepared.task.tracer)
-        if prepared.task.is_async:
-            coroutine, loop = InterruptCoroutine(running), self._loop.get()
-            # A thread that still uses the former `_stop` requested the stop before this line; `coroutine.call` checks for it after.
-            self._stop = lambda: loop.call_soon_threadsafe(coroutine.stop)
-            outcome = self._loop.run(coroutine.call(prepared.function), context=context)
-        else:
-            outcome = self._main_thread.call(running, lambda: context.run(prepared.function))
-        return context.run(finish, running, prepared.task, outcome)
-
-    def _show(self, title: str) -> None:
-        if title != self._title:
-            self._title = title
-            set_title(title)
-
     # -- called by the thread that reads
-
-    def wake(self) -> None:
-        self._wakeup.set()
 
     def on_ping(self) -> int:
         return NO_ASSIGNMENT  # no task waits for another here

@@ -29,32 +29,28 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Failure:
-    error: str
-    pause_s: float
-    until: float
-
-
-@dataclass(slots=True)
 class FailedRows:
     """Rows that could not be processed, by duty and id, and until when they are skipped."""
 
     clock: Callable[[], float] = time.monotonic
-    _failures: dict[tuple[str, str], _Failure] = field(default_factory=dict[tuple[str, str], _Failure])
+    _failures: dict[tuple[str, str], tuple[str, float, float]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, float, float]]
+    )
+    """The error, how long the row is skipped, and until when."""
 
     def excluded(self, duty: str) -> list[str]:
         """Return the ids that the duty must skip now."""
         now = self.clock()
-        return [row_id for (other, row_id), failure in self._failures.items() if other == duty and now < failure.until]
+        return [row_id for (other, row_id), (_, _, until) in self._failures.items() if other == duty and now < until]
 
     def add(self, duty: str, row_id: str, error: str) -> None:
         """Skip a row for a while, and log it unless it failed with the same error before."""
-        before = self._failures.pop((duty, row_id), None)
-        pause_s = FIRST_PAUSE_S if before is None else min(before.pause_s * 2, LONGEST_PAUSE_S)
+        known_error, last_pause_s, _ = self._failures.pop((duty, row_id), (None, FIRST_PAUSE_S / 2, 0.0))
+        pause_s = min(last_pause_s * 2, LONGEST_PAUSE_S)
         while len(self._failures) >= MAX_REMEMBERED:
             del self._failures[next(iter(self._failures))]
-        self._failures[duty, row_id] = _Failure(error, pause_s, self.clock() + pause_s)
-        if before is None or before.error != error:
+        self._failures[duty, row_id] = error, pause_s, self.clock() + pause_s
+        if error != known_error:
             log.warning("maintenance: could not %s %s, continuing with the others: %s", duty, row_id, error)
 
     def remove(self, duty: str, row_id: str) -> None:
@@ -74,26 +70,25 @@ def run_isolated(
 
     `fallback` is what to do with a row for which `work` fails even alone; None: nothing.
     """
-    if not items:
-        return []
-    try:
-        result = yield from work(items)
-    except DriverError as error:
-        cause = error
-        yield from _roll_back_after(error)
-        if classify(error) is ErrorKind.CONTENTION:
-            log.debug("maintenance: leaving %d rows to the next pass (%s): %s", len(items), duty, short_text(error))
-            return []
-    else:
-        for item in items:
-            failed.remove(duty, id_of(item))
-        return [result]
-    if len(items) == 1:
-        return (yield from _skip(duty, id_of(items[0]), short_text(cause), failed, fallback(items[0], cause)))
-    middle = len(items) // 2
     results: list[T] = []
-    for half in (items[:middle], items[middle:]):
-        results += yield from run_isolated(duty, half, work, id_of=id_of, failed=failed, fallback=fallback)
+    groups = [items] if items else []
+    while groups:
+        group = groups.pop()
+        try:
+            results.append((yield from work(group)))
+        except DriverError as error:
+            yield from _roll_back_after(error)
+            if classify(error) is ErrorKind.CONTENTION:
+                log.debug("maintenance: leaving %d rows to the next pass (%s): %s", len(group), duty, short_text(error))
+            elif len(group) > 1:
+                middle = len(group) // 2
+                groups += (group[middle:], group[:middle])
+            else:
+                row = group[0]
+                results += yield from _skip(duty, id_of(row), short_text(error), failed, fallback(row, error))
+        else:
+            for item in group:
+                failed.remove(duty, id_of(item))
     return results
 
 

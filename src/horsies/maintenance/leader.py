@@ -5,7 +5,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from horsies.db.channels import worker_lock_scope
@@ -54,7 +53,7 @@ class MaintenanceLeader:
         self._on_retry_due = on_retry_due
         self._unknown_sweep = unknown.UnknownSweep()
         self._run_sweep = RunSweep()
-        self._patience = rescue.Patience(recovery.unknown_task_patience_ms, recovery.changed_task_patience_ms)
+        self._recovery = recovery
         self._detector = FailureDetector(recovery.dead_after_ms / 1000, gap_s=self._interval_s * 3 + 1)
         self._connection = ThreadedConnection(database, "maintenance")
         self._retention = RetentionRunner(group, database=database, retention=retention)
@@ -69,11 +68,9 @@ class MaintenanceLeader:
         await self._retention.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_details: object) -> None:
         self._leading.cancel()
-        await self._retention.__aexit__(kind, error, trace)
+        await self._retention.__aexit__()
         await self._connection.close(rescue.release_lease(self._worker) if kind is None else None)
 
     async def _lead(self) -> None:
@@ -93,12 +90,12 @@ class MaintenanceLeader:
     async def _run_pass(self) -> float:
         """Do the duties if elected. Return for how many seconds nothing is to do: a candidate waits while another's lease runs."""
         self.is_elected, left_s = await self._connection.run(rescue.acquire_lease(self._worker, self._lease_ms))
-        self._retention.set_leader(is_leader=self.is_elected)
         if not self.is_elected:
+            self._retention.is_leader.clear()
             self._detector.reset()
-            return min(
-                left_s, self._lease_ms / 1000
-            )  # the other's interval, or a clock that was set, may make it far longer
+            # The interval of the other one, or a clock that was set, may make it far longer.
+            return min(left_s, self._lease_ms / 1000)
+        self._retention.is_leader.set()
         await self._do_duties()
         return 0.0
 
@@ -120,7 +117,7 @@ class MaintenanceLeader:
         await self._do(unknown.set_aside_named_tasks, self._unknown_sweep)
         if self._passes % OFFER_EVERY == 0:
             await self._do(unknown.offer_tasks_again, OFFER_BATCHES)
-            await self._do(rescue.end_unknown_tasks, self._patience, failed)
+            await self._do(rescue.end_unknown_tasks, self._recovery, failed)
         await self._do(rescue.end_overdue_workflows, failed)
         if self._passes % LOST_NODES_EVERY == 0:
             await self._do(rescue.resolve_lost_nodes, failed)

@@ -6,16 +6,17 @@ sessions have locked are skipped, or waited for briefly. A duty first reads the 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Final
 
 from horsies.db.errors import DriverError, is_about_values, short_text
-from horsies.db.statement import Op, Row, disable_sequential_scans, execute, load, one, rows
+from horsies.db.statement import Op, Query, Row, disable_sequential_scans, execute, load, one, rows
 from horsies.maintenance.isolate import FailedRows, run_isolated
 from horsies.model.codec import encode_error
+from horsies.model.config import RecoveryConfig
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
@@ -195,87 +196,61 @@ def _make_claimable(duty: str, get: str, update: str, failed: FailedRows | None,
 def expire_tasks(failed: FailedRows | None = None) -> Op[int]:
     """End tasks that have not started by their `good_until`. Return how many."""
     error = TaskError(error_code=OutcomeCode.TASK_EXPIRED, message="its good_until passed before it began")
-    return (yield from _end_unstarted("expire task", "expired_tasks", TaskStatus.EXPIRED, error, failed))
+    get, lock = partial(SQL["get_expired_tasks"], limit=BATCH), SQL["lock_expired_tasks"]
+    return (yield from _end_unstarted("expire task", get, lock, TaskStatus.EXPIRED, lambda _row: error, failed))
 
 
-def cancel_pending_tasks(failed: FailedRows | None = None) -> Op[None]:
-    """End tasks with a cancel request that were released before they started."""
-    yield from _end_unstarted(
-        "cancel task", "cancelled_pending_tasks", TaskStatus.CANCELLED, CANCELLED_BEFORE_START, failed
-    )
+def cancel_pending_tasks(failed: FailedRows | None = None) -> Op[int]:
+    """End tasks with a cancel request that were released before they started. Return how many."""
+    error = CANCELLED_BEFORE_START
+    get, lock = partial(SQL["get_cancelled_pending_tasks"], limit=BATCH), SQL["lock_cancelled_pending_tasks"]
+    return (yield from _end_unstarted("cancel task", get, lock, TaskStatus.CANCELLED, lambda _row: error, failed))
 
 
-def _end_unstarted(duty: str, which: str, status: TaskStatus, error: TaskError, failed: FailedRows | None) -> Op[int]:
-    failed = failed or FailedRows()
-    get = SQL[f"get_{which}"](limit=BATCH, excluded=failed.excluded(duty))
-    _, _, tasks, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
-
-    def work(ids: Sequence[str]) -> Op[int]:
-        _, _, locked = yield from execute(
-            SQL["begin_rescue"](), disable_sequential_scans(), SQL[f"lock_{which}"](ids=list(ids))
-        )
-        locked_ids = [task_id for (task_id,) in locked]
-        yield from execute(
-            end_unstarted_tasks(locked_ids, status, error), SQL["commit_rescue"](), notify_done(locked_ids)
-        )
-        return len(locked_ids)
-
-    return sum((yield from run_isolated(duty, [task_id for (task_id,) in tasks], work, id_of=str, failed=failed)))
-
-
-# -- unknown tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a task waits for a worker that knows it, and for one that can read its arguments, in milliseconds."""
-
-    unknown_ms: int
-    changed_ms: int
-
-
-def end_unknown_tasks(patience: Patience, failed: FailedRows | None = None) -> Op[int]:
+def end_unknown_tasks(recovery: RecoveryConfig, failed: FailedRows | None = None) -> Op[int]:
     """End tasks that no worker could run for too long. Return how many."""
-    failed, duty = failed or FailedRows(), "end unknown task"
-    get = unknown.get_overdue_tasks(
-        unknown_ms=patience.unknown_ms,
-        refused_ms=patience.changed_ms,
-        limit=UNKNOWN_BATCH,
-        excluded=failed.excluded(duty),
-    )
-    _, _, tasks, _ = yield from execute(SQL["begin_rescue"](), disable_sequential_scans(), get, SQL["commit_rescue"]())
+    unknown_ms, refused_ms = recovery.unknown_task_patience_ms, recovery.changed_task_patience_ms
+
+    def error_of(row: Row) -> TaskError:
+        _, name, refusal = row
+        if (refused := decode_stored_error(refusal)) is not None:
+            message = refused.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
+            return TaskError(error_code=refused.error_code, message=message)
+        message = (
+            f"for {format_duration(unknown_ms / 1000)} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the "
+            "release that has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])"
+        )
+        return TaskError(error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR, message=message)
+
+    get = partial(unknown.get_overdue_tasks, unknown_ms=unknown_ms, refused_ms=refused_ms, limit=UNKNOWN_BATCH)
+    lock = unknown.lock_overdue_tasks
+    return (yield from _end_unstarted("end unknown task", get, lock, TaskStatus.FAILED, error_of, failed))
+
+
+def _end_unstarted(
+    duty: str,
+    get: Callable[..., Query],
+    lock: Callable[..., Query],
+    status: TaskStatus,
+    error_of: Callable[[Row], TaskError],
+    failed: FailedRows | None,
+) -> Op[int]:
+    failed = failed or FailedRows()
+    begin, no_scans, commit = SQL["begin_rescue"](), disable_sequential_scans(), SQL["commit_rescue"]()
+    _, _, tasks, _ = yield from execute(begin, no_scans, get(excluded=failed.excluded(duty)), commit)
 
     def work(some: Sequence[Row]) -> Op[int]:
-        ids_by_error: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for task_id, name, refusal in some:
-            ids_by_error[_unknown_error(name, refusal, patience)].append(task_id)
-        _, _, locked = yield from execute(
-            SQL["begin_rescue"](), disable_sequential_scans(), unknown.lock_overdue_tasks([row[0] for row in some])
-        )
+        _, _, locked = yield from execute(begin, no_scans, lock(ids=[row[0] for row in some]))
         locked_ids = {task_id for (task_id,) in locked}
-        endings = [
-            end_unstarted_tasks(
-                [task_id for task_id in ids if task_id in locked_ids],
-                TaskStatus.FAILED,
-                TaskError(error_code=code, message=message),
-            )
-            for (code, message), ids in ids_by_error.items()
-        ]
-        yield from execute(*endings, SQL["commit_rescue"](), notify_done(sorted(locked_ids)))
+        ids_by_error: defaultdict[TaskError, list[str]] = defaultdict(list)
+        for row in some:
+            if row[0] in locked_ids:
+                ids_by_error[error_of(row)].append(row[0])
+        endings = [end_unstarted_tasks(ids, status, error) for error, ids in ids_by_error.items()]
+        yield from execute(*endings, commit, notify_done(sorted(locked_ids)))
         return len(locked_ids)
 
     return sum((yield from run_isolated(duty, tasks, work, id_of=_id_of, failed=failed)))
-
-
-def _unknown_error(name: str, refusal: str | None, patience: Patience) -> tuple[str, str]:
-    """Return the error code and the message."""
-    if (refused := decode_stored_error(refusal)) is not None:
-        return refused.error_code, refused.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    message = (
-        f"for {format_duration(patience.unknown_ms / 1000)} no worker had a task named {name!r}; is its module in app.discover_tasks([...]), and is the "
-        "release that has it deployed? A renamed task keeps its old name with @app.task(..., aliases=[...])"
-    )
-    return OperationalErrorCode.WORKER_RESOLUTION_ERROR, message
 
 
 # -- workflows

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from horsies.db import partitions
@@ -41,10 +40,9 @@ class RetentionRunner:
     def __init__(self, group: asyncio.TaskGroup, *, database: PostgresConfig, retention: RetentionConfig) -> None:
         self._group = group
         self._database = database
-        self._schema = database.schema
         self._retention = retention
         self._interval_s = retention.every.total_seconds()
-        self._is_leader = asyncio.Event()
+        self.is_leader = asyncio.Event()
         self._connection: ThreadedConnection | None = None
         self._keys_at = 0.0
         self._has_warned = False
@@ -54,24 +52,16 @@ class RetentionRunner:
         self._running = self._group.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         self._running.cancel()
         await self._close()
-
-    def set_leader(self, *, is_leader: bool) -> None:
-        if is_leader:
-            self._is_leader.set()
-        else:
-            self._is_leader.clear()
 
     async def _run(self) -> None:
         next_s = FIRST_S
         while True:
             # With jitter: a whole cluster may have been started at one moment.
             await asyncio.sleep(min(next_s, self._interval_s) * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
-            await self._is_leader.wait()
+            await self.is_leader.wait()
             try:
                 next_s = POSTPONED_S if await self._run_pass() else self._interval_s
             except DriverError as error:
@@ -86,7 +76,7 @@ class RetentionRunner:
         await self._warn_of_missing_privileges(connection)
         results = [
             await self._do(connection, name, duty)
-            for name, duty in retention_duties(self._schema, self._retention, self._failed_rows).items()
+            for name, duty in retention_duties(self._database.schema, self._retention, self._failed_rows).items()
         ]
         if time.monotonic() >= self._keys_at and await self._do(connection, "keys", delete_unused_keys):
             self._keys_at = time.monotonic() + KEYS_EVERY_S
@@ -109,13 +99,13 @@ class RetentionRunner:
         return result
 
     async def _warn_of_missing_privileges(self, connection: ThreadedConnection) -> None:
-        privileges = await connection.run(partitions.get_privileges(self._schema))
+        privileges = await connection.run(partitions.get_privileges(self._database.schema))
         if not privileges.are_sufficient and not self._has_warned:
             log.warning(
                 "database user %s may not create and drop the partitions of finished tasks, because the tables belong to %s: rows "
                 "go to finished_default and are deleted one by one when they are old. Let workers connect as %s, or grant that role to %s "
                 "together with CREATE on schema %s; or run `horsies migrate` as %s at least once a week.",
-                privileges.user, privileges.owner, privileges.owner, privileges.user, self._schema, privileges.owner,
+                privileges.user, privileges.owner, privileges.owner, privileges.user, self._database.schema, privileges.owner,
             )  # fmt: skip
         self._has_warned = not privileges.are_sufficient
 
@@ -149,17 +139,6 @@ class RetentionResult:
 
 
 RetentionDuty: TypeAlias = Callable[[], Op[RetentionResult]]
-
-
-def apply_retention(
-    schema: str, retention: RetentionConfig, limits: RetentionLimits = DEFAULT_LIMITS
-) -> Op[dict[str, RetentionResult]]:
-    """Do every duty once, including the keys."""
-    results: dict[str, RetentionResult] = {}
-    duties = retention_duties(schema, retention, FailedRows(), limits)
-    for name, duty in (duties | {"keys": partial(delete_unused_keys, limits.rows)}).items():
-        results[name] = yield from duty()
-    return results
 
 
 def retention_duties(

@@ -31,7 +31,7 @@ from uuid import uuid4
 from horsies.app import Horsies
 from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op, load, rows
-from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, fail_before_start, finish, prepare
+from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
 from horsies.executor.protocol import Assignment, Done
 from horsies.model.codec import decode_error
@@ -171,15 +171,14 @@ class Drain:
             progress.append(json.dumps({"fraction": fraction, "message": message}))
 
         running = RunningTask(Assignment._make((1, *assigned_fields(claim))))
-        prepared, context = prepare(self.app.known_tasks, running), running.task_context(report)
+        prepared = prepare(self.app.known_tasks, running, report)
         raised: BaseException | None = None
-        if isinstance(prepared, TaskError):
-            done = context.run(fail_before_start, running, prepared)
+        if isinstance(prepared, Done):
+            done = prepared
         else:
-            running.begin_span(context, prepared.task.tracer)
-            outcome = yield _TaskCall(running, prepared, context)
+            outcome = yield _TaskCall(running, prepared, prepared.context)
             raised = outcome[1]
-            done = context.run(finish, running, prepared.task, outcome)
+            done = prepared.context.run(finish, running, prepared.task, outcome)
         status = yield partial(self._finish, claim, done, progress)
         error = decode_error(done.error) if done.error else None
         self.ran.append(Ran(claim.task_name, claim.id, claim.queue_name, claim.attempt, status, error, raised))
