@@ -30,7 +30,7 @@ from horsies.db import partitions
 from horsies.db.dedicated import DedicatedConnection
 from horsies.db.partitions import PartitionChange
 from horsies.db.pipeline import execute
-from horsies.db.statement import Op, Statement
+from horsies.db.statement import Op, Request, Statement
 from horsies.embedded.binaries import find_binaries
 from horsies.maintenance import retention
 from horsies.maintenance.isolate import FailedRows
@@ -120,7 +120,7 @@ class Traffic:
                 claim = claim_from_queues(wanted, lanes_from_start(["default"]))
                 began = time.perf_counter()
                 *_, claimed, _ = execute(
-                    connection, [BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT()], "horsies"
+                    connection, Request((BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT())), "horsies"
                 )
                 self.batches.append(Span(began, time.perf_counter()))
                 endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in claims_from_rows(claimed)]
@@ -129,7 +129,7 @@ class Traffic:
     def _look(self) -> None:
         with self._connected(self.look_waits) as connection:
             while not self._over.is_set():
-                execute(connection, [handle.SQL["get_results_unpruned"](ids=[str(uuid4())])], "horsies")
+                execute(connection, Request((handle.SQL["get_results_unpruned"](ids=[str(uuid4())]),)), "horsies")
                 time.sleep(0.001)
 
     def _connected(self, waits: list[Span]) -> psycopg.Connection:

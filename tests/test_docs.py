@@ -60,6 +60,7 @@ def test_every_finding_of_the_doctor_is_documented_with_the_same_text() -> None:
     documented = [(name, severity, fix) for name, severity, _meaning, fix in findings]
     defined = [(code.name, code.value.severity.word, code.value.fix) for code in FindingCode]
     assert documented == defined
+    assert all(meaning.endswith(".") for _name, _severity, meaning, _fix in findings)
 
 
 ROOT = DOCS.parent

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -35,9 +36,9 @@ def load_app(
 
 def find_app(locator: str) -> Horsies:
     """Return the app without importing its task modules. The current folder is importable; sends are suppressed during the import."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    with suppress(OSError):  # the folder was removed, as that of an old release may be
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
     place, attribute = split_locator(locator)
     with suppress_sends():
         module = _import(place, f"{place!r}")

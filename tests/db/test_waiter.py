@@ -733,7 +733,7 @@ async def test_a_task_that_fails_before_its_first_pause_is_replaced(listener: Fa
 
     reader = LoopReader(cast("Any", get_listener), all_ended_async)
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(asyncio.eager_task_factory)
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - unknown to type checkers of 3.11
     try:
         with reader.register(source, ["a"], None) as waiter:
             reader.start()

@@ -128,7 +128,7 @@ def test_another_type_does_not_fit(produced: Any, wanted: Any) -> None:
         (Size(1), Size, True),
         (Size(1), tuple[int], True),
         (Size(1), tuple[str], False),
-        (OrderedDict(a=1), OrderedDict[str, int], True),
+        (OrderedDict[str, int](a=1), OrderedDict[str, int], True),
         ({"a": 1}, OrderedDict[str, int], False),
         ([1, "a"], list[int], False),
     ],

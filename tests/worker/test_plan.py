@@ -1,7 +1,5 @@
 """What a dispatcher plans, sends and puts back, without children or database: nothing is lost, and nothing above the limits is claimed."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,8 +125,8 @@ def test_an_ending_that_is_refused_alone_is_tried_in_simpler_forms_and_replaced_
         planned = simulation.taken()
         tried += planned.endings
         simulation.refuse(planned)
-    without_step = replace(bad, root_id=None)
-    assert tried[:3] == [bad, without_step, replace(without_step, may_retry=False)]
+    without_step = bad._replace(root_id=None)
+    assert tried[:3] == [bad, without_step, without_step._replace(may_retry=False)]
     assert tried[3].error_code == "WORKER_SERIALIZATION_ERROR"
     assert simulation.next_batch(0.0) is None, "it pauses"
     again = simulation.taken(60.0)

@@ -235,7 +235,8 @@ def _to_filter(
     if worker is not None:  # a complete id is taken as it is, even if its worker is gone
         worker = parse_id(worker) if len(worker) == ID_LENGTH else find_worker(target, worker)
     times = {name: to_absolute(filters[name], now) for name in ("since", "until")}
-    return TaskFilter(**filters | times | {"statuses": statuses or default, "worker": worker})
+    given: Filters = filters | times | {"statuses": statuses or default, "worker": worker}
+    return TaskFilter(**given)
 
 
 def _show_statuses(

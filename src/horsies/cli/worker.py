@@ -103,7 +103,7 @@ def worker(
         shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
         **options,
     )
-    if not reload and start_method_for(config) == "forkserver":
+    if not reload and start_method_for(config) != "spawn":
         fork_server_early()  # before logging is configured and the app is loaded: it is to know nothing of them
     configure_logging(options["loglevel"], options["log_format"])
     if reload:

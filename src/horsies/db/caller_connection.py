@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -132,8 +132,16 @@ def _explain_errors(schema: str) -> Generator[None]:
         raise
 
 
+def _is_psycopg(connection: Any) -> "TypeGuard[psycopg.Connection[Any]]":
+    return isinstance(connection, psycopg.Connection)
+
+
+def _is_psycopg_async(connection: Any) -> "TypeGuard[psycopg.AsyncConnection[Any]]":
+    return isinstance(connection, psycopg.AsyncConnection)
+
+
 def _adapt(connection: Any) -> CallerConnection[Rows]:
-    if isinstance(connection, psycopg.Connection):
+    if _is_psycopg(connection):
         if connection.pgconn.pipeline_status:
             with connection.pipeline():
                 pass  # pending statements may begin or end a transaction, or set the encoding: a sync makes that known
@@ -152,7 +160,7 @@ def _adapt(connection: Any) -> CallerConnection[Rows]:
         connection.ensure_connection()
         driver = connection.connection
         return CallerConnection(driver, _check_driver(driver), partial(_execute_django, connection))
-    if isinstance(connection, psycopg.AsyncConnection) or _is_any(connection, _SQLALCHEMY_ASYNC + _ASYNCPG):
+    if _is_psycopg_async(connection) or _is_any(connection, _SQLALCHEMY_ASYNC + _ASYNCPG):
         raise UnsupportedConnectionError(
             f"connection= is {_describe(connection)}, which a blocking send cannot use; use `await ….send_async(…)`"
         )
@@ -160,7 +168,7 @@ def _adapt(connection: Any) -> CallerConnection[Rows]:
 
 
 async def _adapt_async(connection: Any) -> CallerConnection[Awaitable[Rows]]:
-    if isinstance(connection, psycopg.AsyncConnection):
+    if _is_psycopg_async(connection):
         if connection.pgconn.pipeline_status:
             async with connection.pipeline():
                 pass  # as above
@@ -172,7 +180,7 @@ async def _adapt_async(connection: Any) -> CallerConnection[Awaitable[Rows]]:
         return CallerConnection(driver, needs_transaction, partial(below.run_sync, _execute_sqlalchemy))
     if _is_any(connection, _ASYNCPG):
         return CallerConnection(connection, _check_driver(connection), partial(_execute_asyncpg, connection))
-    if isinstance(connection, psycopg.Connection) or _is_any(connection, _SQLALCHEMY + _DJANGO):
+    if _is_psycopg(connection) or _is_any(connection, _SQLALCHEMY + _DJANGO):
         raise UnsupportedConnectionError(
             f"connection= is {_describe(connection)}, which would block the event loop; "
             "use `….send(…)` in blocking code, or give an async connection"

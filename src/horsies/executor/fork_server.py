@@ -26,10 +26,10 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from horsies.app import Horsies
 from horsies.executor.inbox import ParentSocket
@@ -47,7 +47,10 @@ from horsies.executor.protocol import (
     Unpacker,
     pack,
 )
+from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.errors import HorsiesError
+from horsies.model.payload_errors import PayloadSizeCheck
+from horsies.model.result import TaskError, TaskResult
 
 MAX_PACKET = 1 << 16
 STDERR: Final = 2
@@ -62,11 +65,25 @@ def serve(fd: int) -> None:
     control, _boot = _open(fd)
     for module in PRELOADED:
         import_module(module)
+    _build_codecs()
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         reason = f"{threads} threads run in a new interpreter before horsies has started any, and children would not have them"
         _send(control, StartFailed(reason))
         return
     _fork_children(control, load)
+
+
+def _build_codecs() -> None:
+    """Build the codecs of a function, so that what pydantic and `typing` do only once is not done in every child.
+
+    Not if pydantic has plugins: it would load them, and they are not horsies' own.
+    """
+
+    def example(ids: list[int], results: list[TaskResult[int, TaskError]], note: str = "") -> None: ...
+
+    if not metadata.entry_points(group="pydantic"):
+        ArgumentsCodec(example, PayloadSizeCheck("the arguments"))
+        ResultCodec[Any](list[int], PayloadSizeCheck("the result"))
 
 
 def serve_forked(fd: int) -> NoReturn:
@@ -79,17 +96,17 @@ def serve_forked(fd: int) -> NoReturn:
             os.dup2(null.fileno(), 0)
         main = sys.modules["__main__"] = ModuleType("__main__")
         main.__file__, main.__package__ = str(Path(__file__).with_name("__main__.py")), "horsies.executor"
-        sys.argv = [main.__file__, "forkserver", str(fd)]
         die_with_parent(worker)
         with socket.socket(fileno=os.dup(fd)) as control:
             if not (packet := control.recv(MAX_PACKET)):
                 os._exit(0)  # the worker could not start
-        environment, folder = json.loads(packet)
+        kind, environment, folder = json.loads(packet)
+        sys.argv = [main.__file__, kind, str(fd)]
         os.environ.clear()
         os.environ.update(environment)
         if folder:
             os.chdir(folder)
-        serve(fd)
+        (serve_app if kind == "fork" else serve)(fd)
     except BaseException:  # noqa: BLE001 - nothing of the worker's program may run in this process
         traceback.print_exc()
     os._exit(1)

@@ -347,7 +347,8 @@ def close_annotation(tp: Any) -> Any:
         return tp
     if origin in {Union, types.UnionType}:
         return Union[closed]  # noqa: UP007 - a tuple of types
-    return (list if origin is Iterable else origin)[closed]
+    kind: Any = list if origin is Iterable else origin
+    return kind[closed]
 
 
 def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
@@ -424,7 +425,7 @@ def _types_in(tp: Any, kind: Any) -> tuple[Any, ...]:
 
 def _field_types(kind: Any) -> Mapping[str, Any]:
     """Return the annotations of a model, a dataclass, a TypedDict or a NamedTuple."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if inspect.isclass(kind) and issubclass(kind, BaseModel):
         return {name: field.annotation for name, field in kind.model_fields.items()}
     if dataclasses.is_dataclass(kind) or is_typeddict(kind) or hasattr(kind, "_fields"):
         # pydantic may find names that this does not. Then the value itself is compared when it is sent.
@@ -433,8 +434,8 @@ def _field_types(kind: Any) -> Mapping[str, Any]:
     return {}
 
 
-_CONTAINERS: Final[tuple[type, ...]] = (list, dict)
-_JSON_TYPES: Final = (str, int, float, *_CONTAINERS)
+_CONTAINERS: Final[tuple[type[Any], ...]] = (list, dict)
+_JSON_TYPES: Final[tuple[type[Any], ...]] = (str, int, float, *_CONTAINERS)
 
 
 def _json_only(value: object, info: ValidationInfo) -> object:
@@ -445,16 +446,16 @@ def _json_only(value: object, info: ValidationInfo) -> object:
 
 def _json_problem(value: object, path: str, depth: int) -> str | None:
     """Return why a value is not a JSON value, or None. The depth is limited, so this ends also for a value that contains itself."""
+    type_name = type(value).__name__
     is_json = value is None or (isinstance(value, _JSON_TYPES) and not isinstance(value, Enum))
     if not is_json or (isinstance(value, float) and not math.isfinite(value)):
-        what, how = (value, "as float") if is_json else (f"a {type(value).__name__}", "with its type")
+        what, how = (str(cast("object", value)), "as float") if is_json else (f"a {type_name}", "with its type")
         return f"{what}{path} is not a JSON value; annotate it {how} to send it"
     if not isinstance(value, _CONTAINERS):
         return None
     if depth == 0:
         return f"it is nested more than {MAX_DEPTH} levels deep, or contains itself"
-    is_dict = isinstance(value, dict)
-    container: Any = value
+    is_dict, container = isinstance(value, dict), cast("Any", value)
     for key, item in container.items() if is_dict else enumerate(container):
         if is_dict and not isinstance(key, str):
             return f"the key {key!r:.80}{path} is not a string; annotate the dict with the type of its keys to send it"
@@ -557,8 +558,11 @@ def _is_equality_exact(schema: Any) -> bool:
     is_own = kind == "model" and (schema["cls"].__eq__ is not BaseModel.__eq__ or schema["cls"].__private_attributes__)
     if is_own or schema.get("extra_behavior") == "allow" or schema.get("post_init") or schema.get("custom_init"):
         return False
-    inner = (schema[name].values() if name == "fields" else schema[name] for name in names)
-    return all(_is_equality_exact(one) for each in inner for one in ([each] if isinstance(each, dict) else each))
+    inner: list[Any] = [schema[name].values() if name == "fields" else schema[name] for name in names]
+    schemas: list[Any] = [
+        one for each in inner for one in (cast("list[Any]", [each]) if isinstance(each, dict) else each)
+    ]
+    return all(_is_equality_exact(one) for one in schemas)
 
 
 # -- errors

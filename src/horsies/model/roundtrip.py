@@ -151,10 +151,10 @@ class _Comparison:
             if change := self.find(left.get(name, MISSING), right.get(name, MISSING)):
                 return change.inside(name, advice, is_hidden=is_hidden)
         # An instance that was not made by pydantic may not have these.
-        extra = [getattr(each, "__pydantic_extra__", None) or {} for each in (sent, arrived)]
+        extra: list[dict[str, Any]] = [getattr(each, "__pydantic_extra__", None) or {} for each in (sent, arrived)]
         if change := self.compare_attributes(*extra):
             return change
-        private = [getattr(each, "__pydantic_private__", None) or {} for each in (sent, arrived)]
+        private: list[dict[str, Any]] = [getattr(each, "__pydantic_private__", None) or {} for each in (sent, arrived)]
         change = self.compare_attributes(*private) if any(private) and self._begin(sent, arrived) else None
         advice = "private attributes are not part of the JSON; make it a field, or send it as an argument of its own"
         return change._replace(advice=advice, is_hidden=True) if change else None

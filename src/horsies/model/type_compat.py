@@ -51,6 +51,7 @@ def is_assignable(produced: Any, wanted: Any) -> bool:
 
 def is_value_assignable(value: object, wanted: Any) -> bool:
     """Return whether a value may be passed where a type is annotated."""
+    kind = type(value)
     match value:
         case None | bool() | int() | str() | bytes() | Enum():
             return is_assignable(Literal[value], wanted)
@@ -60,7 +61,7 @@ def is_value_assignable(value: object, wanted: Any) -> bool:
             steps = enumerate(cast("Sequence[object]", value))
         case _:
             steps = ()
-    return is_assignable(type(value), wanted) and all(
+    return is_assignable(kind, wanted) and all(
         is_value_assignable(item, item_type(wanted, step)) for step, item in steps
     )
 

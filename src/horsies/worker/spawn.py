@@ -190,12 +190,12 @@ class ProcessFactory:
 
     def _take_early_server(self) -> tuple[Process, socket.socket] | None:
         """Take the one that this process has forked from itself, and send it the environment and the folder that children are to have."""
-        if self._method != "forkserver" or not _early:
+        if not _early:  # `spawn` has none
             return None
         folder = None
         with suppress(OSError):  # it was removed; children stay in it
             folder = str(Path.cwd())
-        packet = json.dumps([self._env, folder]).encode()
+        packet = json.dumps([self._method, self._env, folder]).encode()
         if len(packet) > MAX_PACKET:
             return None
         pid, pidfd, ours = _early.pop()
