@@ -130,8 +130,8 @@ async def gate_async(until: str) -> TaskResult[str, TaskError]:
     return TaskResult(ok="through")
 
 
-@app.task("block_loop")
-async def block_loop(until: str, then_until: str) -> TaskResult[None, TaskError]:
+@app.task("block_loop_then_wait")
+async def block_loop_then_wait(until: str, then_until: str) -> TaskResult[None, TaskError]:
     """Block the event loop until the first file exists, then wait for the second as a coroutine should."""
     while not Path(until).exists():  # noqa: ASYNC240 - another process makes the file
         time.sleep(POLL_S)  # noqa: ASYNC251 - as asked

@@ -108,7 +108,7 @@ async def test_a_child_with_a_free_slot_is_open_again_after_a_recall(tmp_path: P
     """The tasks were recalled before they could begin, so no end of a short task follows: only that of the long one, much later."""
     unblock, go = tmp_path / "unblock", tmp_path / "go"
     async with open_pool(concurrency=2, prefetch=4) as dispatcher:
-        slow = dispatcher.send("block_loop", until=str(unblock), then_until=str(go))
+        slow = dispatcher.send("block_loop_then_wait", until=str(unblock), then_until=str(go))
         child, _assignment_no = await dispatcher.beginning(slow)
         dispatcher.is_paused = True
         child.assign([dispatcher.claim("quick") for _ in range(3)])

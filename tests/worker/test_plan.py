@@ -344,6 +344,17 @@ def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_com
 
 
 @pytest.mark.promise("C17")
+def test_max_claim_per_worker_counts_endings_that_are_left_to_a_later_batch() -> None:
+    simulation = simulate(Child(), Child(), processes=2, max_claim_per_worker=ENDINGS_PER_BATCH + 1)
+    simulation.state.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 2))
+    planned = simulation.taken()
+    assert (len(planned.endings), claimed_by(planned)) == (ENDINGS_PER_BATCH, {"RUNNING": 2})
+    simulation = simulate(Child(), Child(), processes=2, max_claim_per_worker=3)
+    simulation.state.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 2))
+    assert claimed_by(simulation.taken()) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("C17")
 def test_a_worker_at_its_max_claim_per_worker_is_full() -> None:
     """Although children are free: it leaves new tasks to workers that can claim them."""
     simulation = simulate(Child(load=1), Child(), Child(), processes=3, max_claim_per_worker=1)

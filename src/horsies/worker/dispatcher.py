@@ -452,7 +452,11 @@ class Dispatcher:
             return
         claim = child.assignments.running_claim(assignment_no)
         if claim is None:
-            return  # it has ended
+            if (
+                deadline.stage is StopStage.KILL and deadline.is_pending
+            ):  # it has not begun yet: it may, and ignore the request
+                self._add_deadline(self._clock() + max(self._grace_s, LOOP_ANSWER_S), deadline)
+            return
         if deadline.stage is StopStage.REQUEST:
             message = f"the task ran longer than its timeout_ms={claim.timeout_ms}"
             self._request_stop(child, assignment_no, claim, "timeout", OutcomeCode.TASK_TIMEOUT, message)

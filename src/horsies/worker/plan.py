@@ -405,7 +405,7 @@ def _plan_shared_batch(state: DispatcherState, now: float) -> Batch | None:
     if may_claim and (has_caps or state.claims_separately):
         # With caps, claims of one worker would only wait for each other's lock.
         may_claim = not any(batch.claim_requests for batch in state.in_flight)
-    requests = _plan_claim_requests(state, len(starts), now) if may_claim else []
+    requests = _plan_claim_requests(state, len(starts), len(endings), now) if may_claim else []
     if not (has_others or requests):
         return None
     claim_from, lanes = ClaimFrom.START, list[Lane]()
@@ -472,12 +472,14 @@ def _free_to_run(state: DispatcherState) -> int:
     return max(0, free)
 
 
-def _plan_claim_requests(state: DispatcherState, starting: int, now: float) -> list[ClaimRequest]:
-    """Return what to claim, some to run at once and some for the buffer, if `starting` tasks are started from the buffer now."""
+def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now: float) -> list[ClaimRequest]:
+    """Return what to claim, some to run at once and some for the buffer, if the batch starts this many from the buffer and ends this many."""
     limits, prefetch = state.limits, state.prefetch
     held = len(state.buffer) + len(state.unread) + len(state.unfit) + sum([child.load for child in state.children])
     buffered = len(state.buffer) - starting
-    leaving = 0
+    # Rows whose end is not yet stored are held: those that this batch leaves to a later one, and those that were refused.
+    leaving = len(state.endings) - ending
+    leaving += sum([len(part.endings) + len(part.interrupted) for part in state.quarantine])
     for batch in state.in_flight:
         held += len(batch.starts) + len(batch.loads)
         buffered += len(batch.starts)

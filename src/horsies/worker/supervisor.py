@@ -577,7 +577,7 @@ class Liveness:
     def _check_loop(self, child: Child, now: float) -> None:
         """Check the event loop of a child whose interpreter answers. A blocked loop cannot begin any task: take them back."""
         since = child.loop_unanswered_since
-        if since is None or not child.assignments.begun or now - since <= BLOCKED_AFTER_S:
+        if since is None or not child.load or now - since <= BLOCKED_AFTER_S:
             self._blocked.discard(child)
             return
         if child not in self._blocked:
