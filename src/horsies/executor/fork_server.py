@@ -34,7 +34,7 @@ from typing import Any, Final, NoReturn
 from horsies.app import Horsies
 from horsies.executor.inbox import ParentSocket
 from horsies.executor.main import load, run_child
-from horsies.executor.os_process import die_with_parent, ignore_signals, set_title
+from horsies.executor.os_process import die_with_parent, freeze_objects, ignore_signals, set_title
 from horsies.executor.protocol import (
     Boot,
     Booting,
@@ -161,7 +161,7 @@ def _send(control: socket.socket, message: Message) -> None:
 def _fork_children(control: socket.socket, load: Callable[[Boot, Callable[[str], None]], Horsies]) -> None:
     """Serve requests without end. Returns only in children, when they exit."""
     gc.collect()
-    gc.freeze()  # or the first collection in a child would write to every object, and so copy them all
+    freeze_objects()
     set_title("fork server")
     run_child(_ForkServerLoop(control).run(), load)
 

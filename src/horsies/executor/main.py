@@ -29,6 +29,7 @@ from horsies.executor.os_process import (
     disown_forked_copies,
     exit_if_copy,
     flush_files,
+    freeze_objects,
     ignore_signals,
     rss_meter,
     set_title,
@@ -140,7 +141,7 @@ def _run_tasks(parent: ParentSocket, boot: Boot, received: list[Message], app: H
     set_title("idle")
     if boot.max_memory_mb is not None:
         gc.collect()  # so that the limit applies to what the child keeps, not to garbage
-    gc.freeze()  # what is loaded stays: neither a collection nor the end of the process has to traverse it
+    freeze_objects()  # what is loaded stays: neither a collection nor the end of the process has to traverse it
     inbox.send(pack(Ready(os.getpid(), rss_mb())))
     runner.run(received)
 

@@ -6,15 +6,14 @@ must not use the socket to the worker, go on with the event loop, or run tasks.
 
 import asyncio
 import ctypes
-import fcntl
 import gc
 import io
 import os
 import signal
-import stat
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
@@ -30,8 +29,8 @@ MB = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MAX_TITLE_BYTES = 15
-_STDERR = 2
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_open_files: list["weakref.ref[Any]"] = []
 _TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -54,26 +53,28 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
     pass
 
 
+# -- files
+
+
+def freeze_objects() -> None:
+    """Exclude all objects from garbage collection: it would write to each of them, and so copy the memory that forked processes share.
+
+    Files that are open now are remembered for `flush_files`, which cannot find them any more.
+    """
+    _open_files.extend(weakref.ref(each) for each in _unfrozen_files())
+    gc.freeze()
+
+
 def flush_files() -> None:
     """Write what is in the buffers of files, also of those that user code has left open: the end of an interpreter would do that."""
-    found: list[Any] = [sys.stdout, sys.stderr]
-    if _writes_to_files():  # only then, because it copies all the memory that a forked child shares
-        gc.unfreeze()
-        found += [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
-    for stream in found:
-        with suppress(Exception):  # it is closed, or its reader is gone
-            stream.flush()
+    files: list[Any] = [sys.stdout, sys.stderr, *[reference() for reference in _open_files], *_unfrozen_files()]
+    for file in files:
+        with suppress(Exception):  # it is gone or closed, or its reader is gone
+            file.flush()
 
 
-def _writes_to_files() -> bool:
-    if sys.platform != "linux":
-        return True
-    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers
-        with suppress(OSError):  # the descriptor of the listing
-            is_writable = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-            if fd > _STDERR and is_writable and stat.S_ISREG(os.fstat(fd).st_mode):
-                return True
-    return False
+def _unfrozen_files() -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
 
 
 # -- copies that user code forks
