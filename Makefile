@@ -1,9 +1,9 @@
 # `make` lists the targets. The environment is created when it is needed, and again when its inputs change.
 
-# PYTHON: the interpreter of the environment. JOBS: the number of test processes. ARGS: more arguments for the tool of a
+# PYTHON: the interpreter of the environment. JOBS: the number of test processes; the tests wait about as long as they compute. ARGS: more arguments for the tool of a
 # target. SPEC: a claims file for `make promises`, which then lists the claims without a test.
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 ARGS   ?=
 SPEC   ?=
 
