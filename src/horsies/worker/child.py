@@ -491,11 +491,12 @@ class Child:
         """Read once. False if nothing more will come."""
         try:
             data = ours.recv(RECV_BYTES)
-            self.received_bytes += len(data)
-            for message in self.unpacker.feed(data):
-                self._on_message(message)
         except OSError:
             return False
+        self.received_bytes += len(data)
+        try:
+            for message in self.unpacker.feed(data):
+                self._on_message(message)
         except ProtocolError as error:
             self._read_error = f"sent invalid data ({error})"
             return False
