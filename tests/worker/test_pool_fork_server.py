@@ -324,6 +324,19 @@ def test_a_worker_without_stdout_starts() -> None:
     output_of(preexec_fn=lambda: os.close(1))
 
 
+SHARED = """
+import gc
+gc.collect()
+memory = dict(line.split()[:2] for line in open("/proc/self/smaps_rollup") if line.count(":") == 1)
+private, anonymous = int(memory["Private_Dirty:"]), int(memory["Anonymous:"])
+assert private < anonymous / 2, (private, anonymous)
+"""
+
+
+def test_a_collection_in_the_worker_does_not_copy_the_memory_that_it_shares_with_its_fork_server() -> None:
+    output_of(after=SHARED, is_used=False)
+
+
 def test_a_fork_server_that_has_died_unused_is_replaced() -> None:
     output_of(after="[server] = psutil.Process().children(); server.kill(); server.is_running()")
 

@@ -26,6 +26,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
@@ -63,9 +64,7 @@ log = logging.getLogger("horsies.executor")
 def serve(fd: int) -> None:
     """Run a fork server without an app."""
     control, _boot = _open(fd)
-    for module in PRELOADED:
-        import_module(module)
-    _build_codecs()
+    preload()
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         reason = f"{threads} threads run in a new interpreter before horsies has started any, and children would not have them"
         _send(control, StartFailed(reason))
@@ -73,11 +72,14 @@ def serve(fd: int) -> None:
     _fork_children(control, load)
 
 
-def _build_codecs() -> None:
-    """Build the codecs of a function, so that what pydantic and `typing` do only once is not done in every child.
+@cache
+def preload() -> None:
+    """Load what children need, and build the codecs of a function: what pydantic and `typing` do only once is then not done in every child.
 
-    Not if pydantic has plugins: it would load them, and they are not horsies' own.
+    No codecs if pydantic has plugins: it would load them, and they are not horsies' own.
     """
+    for module in PRELOADED:
+        import_module(module)
 
     def example(ids: list[int], results: list[TaskResult[int, TaskError]], note: str = "") -> None: ...
 

@@ -25,7 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from horsies.executor.fork_server import MAX_PACKET, serve_forked
+from horsies.executor.fork_server import MAX_PACKET, preload, serve_forked
+from horsies.executor.os_process import freeze_objects
 from horsies.executor.protocol import (
     Boot,
     Booting,
@@ -238,6 +239,8 @@ def fork_server_early() -> None:
     for stream in (sys.stdout, sys.stderr):  # or both processes would write what is in the buffers
         with suppress(Exception):  # it is closed, or its reader is gone
             stream.flush()
+    preload()
+    freeze_objects()
     pid = os.fork()
     if not pid:
         ours.close()
