@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.place import Place, open_place
 from horsies.db import partitions
 from horsies.db.dedicated import DedicatedConnection
+from horsies.db.driver import execute_on
 from horsies.db.partitions import PartitionChange
-from horsies.db.pipeline import execute
 from horsies.db.statement import Op, Request, Statement
 from horsies.embedded.binaries import find_binaries
 from horsies.maintenance import retention
@@ -119,7 +119,7 @@ class Traffic:
             while not self._over.is_set():
                 claim = claim_from_queues(wanted, lanes_from_start(["default"]))
                 began = time.perf_counter()
-                *_, claimed, _ = execute(
+                *_, claimed, _ = execute_on(
                     connection, Request((BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT())), "horsies"
                 )
                 self.batches.append(Span(began, time.perf_counter()))
@@ -129,7 +129,7 @@ class Traffic:
     def _look(self) -> None:
         with self._connected(self.look_waits) as connection:
             while not self._over.is_set():
-                execute(connection, Request((handle.SQL["get_results_unpruned"](ids=[str(uuid4())]),)), "horsies")
+                execute_on(connection, Request((handle.SQL["get_results_unpruned"](ids=[str(uuid4())]),)), "horsies")
                 time.sleep(0.001)
 
     def _connected(self, waits: list[Span]) -> psycopg.Connection:

@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.fixtures.brokers",
     "tests.fixtures.apps",
     "tests.fixtures.shops",
+    "tests.fixtures.processes",
     "tests.fixtures.workers",
     "tests.fixtures.proxies",
     "tests.fixtures.pgbouncer",

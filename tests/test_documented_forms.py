@@ -22,6 +22,7 @@ from horsies import (
     WorkerConfig,
     WorkerResilienceConfig,
 )
+from tests.fixtures.processes import run_module
 from tests.fixtures.workers import READY, Program
 
 INSTANCE = """
@@ -93,14 +94,12 @@ def test_a_worker_starts_with_these_options_and_runs_the_discovered_tasks(
     )
     programs.append(worker)
     worker.wait_for_log(READY, 60)
-    send = (
+    (project / "send.py").write_text(
         "from myapp.tasks import add; from myapp.jobs.worker_tasks import subtract; "
         "print(add.send(3, 2).get(20000).unwrap(), subtract.send(3, 2).get(20000).unwrap())"
     )
     env = {**os.environ, "HORSIES_DATABASE_URL": database}
-    sent = subprocess.run(
-        [sys.executable, "-c", send], cwd=project, env=env, capture_output=True, text=True, check=False
-    )
+    sent = run_module("send", env=env, cwd=project, timeout_s=60)
     assert sent.stdout == "5 1\n", sent.stderr
     assert worker.terminate() == 0
 

@@ -8,7 +8,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.listen_group import WAITING_MARK, ListenGroup
-from horsies.db.statement import Op
+from horsies.db.statement import Statement
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column
@@ -18,6 +18,7 @@ LOCKS = (
     "from pg_locks where locktype = 'advisory' and objsubid = 2 and objid < 100 and granted "
     "and database = (select oid from pg_database where datname = current_database())"
 )
+POLL = Statement("poll", "select %(is_missed)s::boolean")
 HELD = f"select objid {LOCKS} order by 1"
 
 
@@ -28,21 +29,16 @@ class Member:
         self.broker = PostgresBroker(PostgresConfig(database_url=database), resilience=resilience)
         self.received: list[str | None] = []
         self.has_capacity = True
-        self.missed: frozenset[Channel] = frozenset()
         self.group = ListenGroup(
             "jobs",
-            frozenset({Channel.NEW}),
-            poll=self._poll,
+            [Channel.NEW],
+            poll=POLL(is_missed=False),
             has_capacity=lambda: self.has_capacity,
             slots=slots,
         )
         self.listener = self.broker.listener()
         self.listener.join(self.group)
         self.listener.subscribe(Channel.NEW, None, self.received.append)
-
-    def _poll(self) -> Op[frozenset[Channel]]:
-        return self.missed
-        yield
 
     @property
     def heard(self) -> list[str]:
@@ -130,7 +126,7 @@ def test_a_member_that_could_not_say_that_it_waits_says_so_later(
         checking.execute("select pg_advisory_xact_lock(%s::integer, %s::integer)", [key, WAITING_MARK])
         member = Member(database, slots=2)
         members.append(member)
-        member.missed = frozenset({Channel.NEW})
+        member.group.poll = POLL(is_missed=True)
         eventually(lambda: member.received, what="it polls")
     members[0].has_capacity = False
     eventually(lambda: member.group.slot == 0, what="it gets the slot of one without capacity")
@@ -156,7 +152,7 @@ def test_a_member_that_has_resigned_takes_no_slot_again(join: Join, sql: psycopg
 
 def test_a_member_without_a_slot_polls(join: Join) -> None:
     members = join(3)
-    members[2].missed = frozenset({Channel.NEW})
+    members[2].group.poll = POLL(is_missed=True)
     eventually(lambda: members[2].received[:2] == [None, None])
 
 
@@ -171,7 +167,7 @@ def test_a_stranger_that_takes_all_slots_makes_all_members_poll(
         member.broker.close()
         stranger.execute("select pg_advisory_lock(%s::integer, 0)", [key])
         *_, late = join(1)
-        late.missed = frozenset({Channel.NEW})
+        late.group.poll = POLL(is_missed=True)
         eventually(lambda: late.received, what="it polls")
         assert late.group.slot is None
     eventually(lambda: late.group.slot is not None, what="the slots are free again")

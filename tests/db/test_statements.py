@@ -239,7 +239,13 @@ def test_statements_of_producers_and_operators_keep_their_index_plans_when_they_
 def test_conditions_that_may_be_left_out_are_known() -> None:
     """A generic plan cannot use an index for such a condition: a statement with one goes through `plan_for_values`, or reads little anyway."""
     found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
-    asked_for_values = {"tasks/inspect.list_tasks", "workflows/inspect.list_runs", "tasks/inspect.get_worker_states"}
+    asked_for_values = {
+        "tasks/inspect.list_tasks",
+        "workflows/inspect.list_runs",
+        "tasks/inspect.get_worker_states",
+        "ops/statistics.get_time_series",
+        "ops/statistics.get_error_groups",
+    }
     of_few_rows = {
         "schedules/control.get_schedules",
         "workflows/inspect.get_nodes",

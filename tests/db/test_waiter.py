@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from horsies.db.channels import Channel, Subscriptions
+from horsies.db.channels import Channel
+from horsies.db.listener import Subscriptions, call_subscribers
 from horsies.db.waiter import (
     BATCH,
     Input,
@@ -46,25 +47,25 @@ class FakeListener:
     """Subscriptions without a connection: the test notifies them."""
 
     def __init__(self) -> None:
-        self.subscriptions = Subscriptions()
+        self.subscriptions: Subscriptions = {}
         self.subscribers = 0
         self.is_polling = False
         self.is_in_force = True
 
     def subscribe(self, channel: Channel, key: str | None, wake: Any) -> bool:
-        self.subscriptions.add(channel, key, wake)
+        self.subscriptions[channel, key, wake] = None
         self.subscribers += 1
         return self.is_in_force
 
     def unsubscribe(self, channel: Channel, key: str | None, wake: Any) -> None:
-        self.subscriptions.remove(channel, key, wake)
+        self.subscriptions.pop((channel, key, wake), None)
         self.subscribers -= 1
 
     def must_poll(self, _channel: Channel) -> bool:
         return self.is_polling
 
     def notify(self, *ids: str) -> None:
-        self.subscriptions.notify(Channel.DONE, " ".join(ids))
+        call_subscribers(self.subscriptions, Channel.DONE, " ".join(ids))
 
 
 class SteppedReader(ResultReader):
@@ -234,7 +235,7 @@ def test_the_first_read_waits_until_listen_is_in_force(reader: SteppedReader, li
     assert reader.sleeps_s <= WaiterTimings().listen_timeout_s, "a read now could be too early"
     listener.notify("a")
     assert reader.sleeps_s
-    listener.subscriptions.wake_all(Channel.DONE)  # now it is in force
+    call_subscribers(listener.subscriptions, Channel.DONE, None)  # now it is in force
     assert reader.reads == ["a"]
     reader.find(ENDED)
 
@@ -283,7 +284,7 @@ def test_a_read_asks_each_source_for_its_ids() -> None:
         return read
 
     tasks, runs = make("task"), make("run")
-    op = Read([(tasks, "a"), (runs, "a"), (tasks, "b")]).op()
+    op = Read([(tasks, "a"), (runs, "a"), (tasks, "b")])()
     with pytest.raises(StopIteration) as end:
         next(op)
     found = {(key[0] is runs, key[1]): result.answer for key, result in end.value.value.items()}
@@ -387,7 +388,7 @@ def test_every_id_is_read_when_anything_may_have_happened(
     reader.find(LIVE)
     assert reader.sleeps_s
     if payload is None:
-        listener.subscriptions.wake_all()
+        call_subscribers(listener.subscriptions, None, None)
     else:
         listener.notify(payload)
     while not isinstance(reader.step, Read):
@@ -480,8 +481,17 @@ def test_it_subscribes_to_the_next_listener_of_a_closed_broker() -> None:
 # -- the thread
 
 
-def all_ended(step: Read) -> Any:
+def all_ended(step: Read, **_again: Read) -> Any:
     return dict.fromkeys(step.keys, ENDED)
+
+
+def only(ended: set[str]) -> Callable[..., Any]:
+    """A read that finds that these have ended."""
+
+    def read(step: Read, **_again: Read) -> Any:
+        return {key: ENDED if key[1] in ended else LIVE for key in step.keys}
+
+    return read
 
 
 def wait(reader: ThreadReader, *ids: str) -> list[str]:
@@ -504,7 +514,7 @@ def readers() -> list[threading.Thread]:
 def test_a_lone_waiter_reads_on_its_own_thread(listener: FakeListener) -> None:
     read_on: list[threading.Thread] = []
 
-    def read(step: Read) -> Any:
+    def read(step: Read, **_again: Read) -> Any:
         read_on.append(threading.current_thread())
         return all_ended(step)
 
@@ -518,7 +528,7 @@ def test_a_thread_reads_for_those_who_stay_when_the_reading_waiter_leaves(listen
     ended: set[str] = set()
     reader = ThreadReader(
         cast("Any", lambda: listener),
-        lambda step: {key: ENDED if key[1] in ended else LIVE for key in step.keys},
+        only(ended),
     )
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(wait, reader, "a")
@@ -544,7 +554,7 @@ def test_when_the_reading_waiter_is_interrupted_others_get_their_results(
     """By Ctrl-C, or by the soft stop of a task."""
     reads: list[list[str]] = []
 
-    def read(step: Read) -> Any:
+    def read(step: Read, **_again: Read) -> Any:
         reads.append([name for _, name in step.keys])
         if during == "a read":
             eventually(lambda: len(operator.attrgetter("_all")(reader)) == 2)
@@ -600,7 +610,7 @@ def test_an_interrupt_between_the_answer_and_the_future_loses_no_waiter(listener
     has_left = threading.Event()
     reader = ThreadReader(
         cast("Any", lambda: listener),
-        lambda step: {key: ENDED if key[1] in ended else LIVE for key in step.keys},
+        only(ended),
         WaiterTimings(poll_s=0.1),
     )
 
@@ -635,6 +645,40 @@ def test_an_interrupt_between_the_answer_and_the_future_loses_no_waiter(listener
     eventually(lambda: not readers())
 
 
+def test_an_interrupt_in_a_callback_does_not_hang_as_completed(listener: FakeListener) -> None:
+    """A thread that waits by `get` runs the reader for all, and is interrupted after it has completed the future of another waiter."""
+    ended: set[str] = set()
+    reader = ThreadReader(
+        cast("Any", lambda: listener),
+        only(ended),
+        WaiterTimings(poll_s=0.1),
+    )
+
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            wait(reader, "a")
+
+    def interrupt(_future: object) -> None:
+        raise KeyboardInterrupt
+
+    def complete_two() -> list[str]:
+        with reader.register(source, ["b", "c"], None) as waiter:
+            # Before the callback of `completed`, which is not called then.
+            waiter.futures["b"].add_done_callback(interrupt)
+            return [name for name, _ in reader.completed(waiter)]
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(interrupted)
+        eventually(lambda: listener.subscribers)
+        second = threads.submit(complete_two)
+        eventually(lambda: len(operator.attrgetter("_waiters")(reader)) == 3)
+        ended.update("bc")
+        listener.notify("b", "c")
+        first.result(10)
+        assert sorted(second.result(10)) == ["b", "c"]
+    eventually(lambda: not readers())
+
+
 def test_many_threads_that_come_and_go_all_get_their_results(listener: FakeListener) -> None:
     """No waiter is left without a reader, whenever the one that reads leaves."""
     reader = ThreadReader(cast("Any", lambda: listener), all_ended)
@@ -658,7 +702,11 @@ def test_an_error_in_the_reader_itself_leaves_no_waiter_waiting(
     listener: FakeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", list[object]().append)
-    reader = ThreadReader(cast("Any", lambda: listener), lambda _: {})  # no result for the id: a defect of the source
+
+    def find_nothing(_step: Read, **_again: Read) -> Any:
+        return {}  # no result for the id: a defect of the source
+
+    reader = ThreadReader(cast("Any", lambda: listener), find_nothing)
     with pytest.raises(KeyError):
         wait(reader, "a")
     with reader.register(source, ["a"], None) as waiter:
@@ -672,11 +720,11 @@ def test_an_error_in_the_reader_itself_leaves_no_waiter_waiting(
 # -- the task of an event loop
 
 
-async def read_forever(_step: Read) -> Any:
+async def read_forever(_step: Read, **_again: Read) -> Any:
     await asyncio.get_running_loop().create_future()
 
 
-async def all_ended_async(step: Read) -> Any:
+async def all_ended_async(step: Read, **_again: Read) -> Any:
     return all_ended(step)
 
 

@@ -70,12 +70,12 @@ async def test_pending_tasks_of_a_concurrent_child_can_be_recalled(tmp_path: Pat
         (child,) = dispatcher.children
         dispatcher.is_paused = True
         child.recall(NO_ASSIGNMENT)
-        assert not child.is_open
+        assert not child.budget_left
         await dispatcher.until(lambda: len(dispatcher.returned) == 3)
         assert set(dispatcher.returned) == set(ids) - set(dispatcher.begun)
         go.touch()
         await dispatcher.until(lambda: len(dispatcher.ended) == 2)
-        assert child.is_open
+        assert child.budget_left
 
 
 @pytest.mark.promise("A8", "W9")
@@ -105,7 +105,7 @@ async def test_an_abandoned_task_is_forgotten_and_its_child_replaced(tmp_path: P
         child.interrupt(assignment_no, "timeout")  # a thread cannot be woken from its sleep
         claim, verdict = child.abandon(assignment_no)
         assert (claim.id, verdict.error_code, verdict.message) == (stuck, "TASK_TIMEOUT", "it took too long")
-        assert (child.load, child.is_open, child.recycling.is_retiring) == (1, False, True)
+        assert (child.load, child.budget_left > 0, child.recycling.is_retiring) == (1, False, True)
         fresh = await dispatcher.value("whoami")  # a replacement has the free slots
         assert fresh != child.pid
         assert child in dispatcher.children  # it has not exited: a task runs in it

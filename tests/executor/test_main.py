@@ -32,6 +32,7 @@ from horsies.executor.protocol import (
     Stop,
     pack,
 )
+from tests.fixtures.processes import ModuleProcess
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 15
@@ -47,7 +48,7 @@ class Child:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(TIMEOUT_S)
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = ModuleProcess(
                 [sys.executable, "-m", "horsies.executor", "child", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],

@@ -4,7 +4,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -375,6 +376,36 @@ def test_without_an_annotation_only_json_values_are_accepted(annotation: Any, it
 def test_a_bare_dict_is_a_dict_of_json_values():
     assert "a UUID" in refusal(codec_taking(dict[str, Any]), {"id": UUID(int=1)})
     assert "a UUID" in refusal(codec_taking(dict), {"id": UUID(int=1)})
+
+
+ALIASES: Mapping[str, Any] = vars(typing)  # by name, because they are deprecated
+
+
+@pytest.mark.parametrize("item", [1, UUID(int=1)], ids=["JSON", "not JSON"])
+@pytest.mark.parametrize(
+    "name",
+    ["List", "Iterable", "Sequence", "Dict", "Mapping", "Tuple", "Set", "FrozenSet", "List or None", "List[Dict]"],
+)
+def test_a_bare_alias_of_typing_holds_json_values(name: str, item: object):
+    annotation, value = {
+        **{name: (ALIASES[name], [item]) for name in ("List", "Iterable", "Sequence")},
+        **{name: (ALIASES[name], {"id": item}) for name in ("Dict", "Mapping")},
+        "Tuple": (ALIASES["Tuple"], (item,)),
+        "Set": (ALIASES["Set"], {item}),
+        "FrozenSet": (ALIASES["FrozenSet"], frozenset([item])),
+        "List or None": (ALIASES["List"] | None, [item]),
+        "List[Dict]": (ALIASES["List"][ALIASES["Dict"]], [{"id": item}]),
+    }[name]
+    if item == 1:
+        assert round_trip(codec_taking(annotation), value) == ((), {"value": value})
+    else:
+        assert "a UUID" in refusal(codec_taking(annotation), value)
+
+
+def test_an_empty_tuple_is_not_a_bare_one():
+    for annotation in (tuple[()], ALIASES["Tuple"][()]):
+        assert round_trip(codec_taking(annotation), ()) == ((), {"value": ()})
+        assert refusal(codec_taking(annotation), (1,))
 
 
 @pytest.mark.parametrize("annotation", [Any, list[Any]])

@@ -1,8 +1,10 @@
 """Sending many tasks, with a delay, and with options."""
 
 import re
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -19,6 +21,7 @@ from horsies import (
     TaskResult,
     TaskStatus,
 )
+from horsies.tasks import enqueue
 from horsies.tasks.enqueue import SLICE_ROWS
 from horsies.tasks.sender import suppress_sends
 from tests.fixtures.journey import claim, column, row
@@ -96,6 +99,30 @@ def test_a_generator_that_fails_sends_nothing(shop: Shop, sql: psycopg.Connectio
 
     with pytest.raises(LookupError):
         shop.pack.send_many(calls())
+    assert sent(sql) == 0
+
+
+def test_without_a_writable_temporary_folder_very_many_tasks_stay_in_memory(
+    shop: Shop, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none() -> str:
+        raise FileNotFoundError("no usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", find_none)
+    monkeypatch.setattr(enqueue, "SPOOL_BYTES", 1_000)
+    shop.pack.send_many(shop.pack.call(number) for number in range(SLICE_ROWS + 1))
+    assert sent(sql) == SLICE_ROWS + 1
+
+
+def test_a_temporary_folder_that_fails_is_named_and_nothing_is_sent(
+    shop: Shop, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
+    monkeypatch.setattr(enqueue, "SPOOL_BYTES", 1_000)
+    with pytest.raises(OSError, match="removed") as raised:
+        shop.pack.send_many(shop.pack.call(number) for number in range(SLICE_ROWS + 1))
+    assert "TMPDIR" in raised.value.__notes__[0]
     assert sent(sql) == 0
 
 

@@ -13,10 +13,9 @@ from horsies import TaskHandle
 from horsies.db.faults import When
 from horsies.db.statement import Op
 from horsies.model.send_options import Key
-from horsies.model.task import NewTask, TaskOptions
-from horsies.tasks.enqueue import SLICE_ROWS, enqueue, enqueue_again, enqueue_within
+from horsies.model.task import TaskOptions
+from horsies.tasks.enqueue import SLICE_ROWS, Tasks, enqueue, enqueue_again, enqueue_within, new_tasks
 from horsies.tasks.finish import finish_tasks
-from horsies.tasks.ids import new_task_id
 from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.faults import Plant
 from tests.fixtures.journey import ME, claim, column, completed, do, row
@@ -99,7 +98,7 @@ async def test_a_lost_answer_of_an_async_send_enqueues_each_task_once(
 
 
 def send_with_lost_answer(
-    shop: Shop, faults: Plant, tasks: Sequence[NewTask], key: Key | None = None, *, before_again: Callable[[], object]
+    shop: Shop, faults: Plant, tasks: Tasks, key: Key | None = None, *, before_again: Callable[[], object]
 ) -> Sequence[str]:
     """Send as a `Sender` does. The first answer is lost, and `before_again` runs before the repetition."""
 
@@ -108,12 +107,11 @@ def send_with_lost_answer(
         return enqueue_again(tasks, key)
 
     faults("enqueue_tasks" if key is None and len(tasks) <= SLICE_ROWS else "commit_send", "after", "drop")
-    return shop.app.broker.run(partial(enqueue, tasks, key), again=again)
+    return [*shop.app.broker.run(partial(enqueue, tasks, key), again=again)]
 
 
-def parcels(count: int = 1, number: int = 1) -> list[NewTask]:
-    terms = TaskOptions("pack", "parcels")
-    return [NewTask(new_task_id(), f'{{"number":{number}}}', terms) for _ in range(count)]
+def parcels(count: int = 1, number: int = 1) -> Tasks:
+    return new_tasks([f'{{"number":{number}}}'] * count, TaskOptions("pack", "parcels"))
 
 
 def run_all(shop: Shop) -> None:

@@ -143,9 +143,8 @@ def test_an_ending_just_before_or_after_the_first_read_is_not_missed(
             do(other, notify_done(run_all(other)))
         return found
 
-    with broker.waiting(read, [sent.id], None) as futures:
-        found = futures[sent.id].result(10.0)  # the notification woke it, not a deadline
-    assert found == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
+    ((_, future),) = broker.as_completed(read, [sent.id], None)  # the notification wakes it, not a deadline
+    assert future.result() == Ended(sent.id, TaskStatus.COMPLETED, '"done"', None)
 
 
 def test_endings_are_announced_only_while_there_is_a_waiter(

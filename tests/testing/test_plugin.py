@@ -217,3 +217,15 @@ def test_a_later_run_removes_the_databases_of_a_killed_run(server: SuiteServer) 
     assert left.fetchall() == []
     assert not folder.exists()
     assert not other.exists()
+
+
+def test_a_folder_that_another_run_removes_meanwhile_does_not_stop_a_run(server: SuiteServer) -> None:
+    vanished, folder = new_folder(), new_folder()
+    vanished.symlink_to(folder / "nothing")  # listed, and gone when it is looked at
+    try:
+        run = DatabaseServer(folder, server.url())
+        run.create("horsies")
+        run.close()
+    finally:
+        vanished.unlink()
+        remove_run(folder, server.url())

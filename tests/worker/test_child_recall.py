@@ -29,10 +29,10 @@ async def test_tasks_that_wait_behind_a_slow_task_are_returned(tmp_path: Path) -
             "it was asked already"
         )
         await dispatcher.until(lambda: dispatcher.returned == behind)
-        assert (child.load, child.is_open) == (1, False)
+        assert (child.load, child.budget_left > 0) == (1, False)
         go.touch()
         await dispatcher.ending(slow)
-        assert (child.load, child.is_open) == (0, True)
+        assert (child.load, child.budget_left > 0) == (0, True)
 
 
 async def test_tasks_that_wait_behind_many_short_ones_are_recalled_too(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ async def test_nothing_is_assigned_to_a_child_whose_task_is_slow(tmp_path: Path)
         slow = dispatcher.send("gate", until=str(go))
         child, _assignment_no = await dispatcher.beginning(slow)
         child.began_at -= 1
-        assert (child.is_recalled, child.load, child.is_open) == (False, 1, False)
+        assert (child.is_recalled, child.load, child.budget_left > 0) == (False, 1, False)
         go.touch()
         await dispatcher.ending(slow)
-        assert child.is_open
+        assert child.budget_left
 
 
 async def test_returned_tasks_do_not_count(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ async def test_returned_tasks_do_not_count(tmp_path: Path) -> None:
     async with open_pool(prefetch=3, max_tasks=10) as dispatcher:
         slow, *_behind = send_together(dispatcher, ("gate", {"until": str(go)}), ("quick", {}), ("quick", {}))
         child, _assignment_no = await dispatcher.beginning(slow)
-        assert child.budget_left == 7
+        assert child.recycling.left == 7
         dispatcher.is_paused = True
         child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: len(dispatcher.returned) == 2)
-        assert child.budget_left == 9
+        assert child.recycling.left == 9
         go.touch()
         await dispatcher.ending(slow)
 
@@ -91,7 +91,7 @@ async def test_a_recall_of_nothing_does_not_close_the_child() -> None:
         (child,) = dispatcher.children
         child.recall(NO_ASSIGNMENT)
         await dispatcher.until(lambda: dispatcher.recalls_answered)
-        assert child.is_open
+        assert child.budget_left
 
 
 async def test_a_child_with_concurrency_is_never_stuck(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ async def test_a_child_with_a_free_slot_is_open_again_after_a_recall(tmp_path: P
         child.assign([dispatcher.claim("quick") for _ in range(3)])
         assert child.stuck_behind(child.began_at + 100, slow_after_s=0.5, slow_together_s=9) == NO_ASSIGNMENT
         child.recall(NO_ASSIGNMENT)
-        assert not child.is_open
+        assert not child.budget_left
         await dispatcher.until(lambda: len(dispatcher.returned) == 3)
         unblock.touch()
-        assert (child.load, child.is_open) == (1, True)
+        assert (child.load, child.budget_left > 0) == (1, True)
         dispatcher.is_paused = False
         await dispatcher.ending(dispatcher.send("quick"))
         go.touch()

@@ -46,7 +46,7 @@ class Fixture:
 
     @property
     def _rescan_is_due(self) -> bool:
-        return self.state.watermarks.rescan_in_s(0.0) is not None
+        return self.state.watermarks.is_rescan_wanted
 
     @property
     def claimed(self) -> set[str]:

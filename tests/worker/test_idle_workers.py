@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
-from horsies.db.channels import Channel
 from horsies.db.listen_group import SLOTS
+from horsies.db.statement import rows
 from horsies.worker.wakeups import look_for_work
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, column
@@ -60,12 +60,12 @@ def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
 ) -> None:
     """It would claim in vain at every poll."""
     insert(sql, "echo", value=1)
-    assert broker.run(lambda: look_for_work(ME, ["default"])) == {Channel.NEW}
+    assert broker.run(lambda: rows(look_for_work(ME, ["default"]))) == [(True, False)]
     sql.execute("insert into horsies.queues (name, paused_at) values ('default', now())")
-    assert broker.run(lambda: look_for_work(ME, ["default"])) == set()
-    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == set()
+    assert broker.run(lambda: rows(look_for_work(ME, ["default"]))) == [(False, False)]
+    assert broker.run(lambda: rows(look_for_work(ME, ["default", "other"]))) == [(False, False)]
     insert(sql, "echo", queue_name="other", value=1)
-    assert broker.run(lambda: look_for_work(ME, ["default", "other"])) == {Channel.NEW}
+    assert broker.run(lambda: rows(look_for_work(ME, ["default", "other"]))) == [(True, False)]
 
 
 def test_a_worker_that_stops_leaves_new_tasks_to_the_others(

@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +21,7 @@ from horsies.model.task import Claim
 from horsies.tasks.unknown import set_aside_claims, unknown_task_claim
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, column, row
+from tests.fixtures.processes import run_module
 from tests.fixtures.workers import ROOT, StartWorker
 from tests.recovery.steps import insert_rows
 from tests.worker.steps import statuses, wait_until_ended
@@ -97,15 +97,8 @@ def attempts(sql: psycopg.Connection) -> set[int]:
 
 
 def horsies(database: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "horsies.cli.main", *words],
-        cwd=ROOT,
-        env={"HORSIES_DATABASE_URL": database, "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    env = {**os.environ, "HORSIES_DATABASE_URL": database}
+    return run_module("horsies.cli.main", *words, env=env, cwd=ROOT, timeout_s=60)
 
 
 # -- unknown tasks

@@ -274,7 +274,7 @@ def test_tasks_that_were_not_started_are_not_run() -> None:
 
 @pytest.mark.promise("C1", "C12")
 def test_without_a_buffer_only_tasks_that_can_run_at_once_are_claimed() -> None:
-    simulation = simulate(Child(), Child(load=1), Child(is_open=False), processes=3)
+    simulation = simulate(Child(), Child(load=1), Child(budget_left=0), processes=3)
     planned = simulation.taken()
     assert claimed_by(planned) == {"RUNNING": 1}
     assert [request.queue_limit for request in planned.claim_requests] == [None]

@@ -16,8 +16,8 @@ from horsies.model.task import Claim
 from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Payload
 from horsies.tasks.unknown import UnfitOutcome
 from horsies.worker.batch import Batch, BatchResult, ListClaimable
+from horsies.worker.child import NO_LIMIT, ChildExited, TaskBegan, TaskDone, TasksReturned
 from horsies.worker.child import Child as RealChild
-from horsies.worker.child import ChildExited, TaskBegan, TaskDone, TasksReturned
 from horsies.worker.plan import PREFETCH_MAX, DispatcherState, held_claims, is_drained, next_wakeup, plan_batch
 from tests.fixtures.dispatching import ABOUT_VALUES, MAY_PASS, ONE_CAP, Child, Simulation, claim, simulate
 
@@ -30,7 +30,9 @@ class RunningChild(Child):
     """Keeps what it is assigned, as the real one does."""
 
     def assign(self, claims: list[Claim]) -> None:
-        self.assignments.add(claims, 0)
+        for each in claims:
+            self.assignments.last_no += 1
+            self.assignments.claims[self.assignments.last_no] = each
         self.load = len(self.assignments.claims)
 
     @property
@@ -97,7 +99,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         real, child = found
         number = child.assignments.items()[0][0]
         if child.assignments.is_waiting(number):
-            begun = child.assignments.begin(number, self.simulation.now)
+            child.assignments.begun[number] = self.simulation.now
+            begun = child.assignments.claims[number]
             self.dispatcher.on_child_report(real, TaskBegan(number, begun))
         ended = child.assignments.end(number)._replace(root_id="a workflow" if in_workflow else None)
         child.load = len(child.assignments.claims)
@@ -123,7 +126,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_child_is_closed_or_opened(self, data: st.DataObject) -> None:
         child = data.draw(st.sampled_from(self.children))
-        child.is_open = not child.is_open
+        child.budget_left = 0 if child.budget_left else NO_LIMIT
 
     # -- time and notifications
 

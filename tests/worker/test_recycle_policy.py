@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from horsies.worker.child import RecyclePolicy
+from horsies.worker.child import NO_LIMIT, RecyclePolicy
 from horsies.worker.supervisor import most_spares
 
 
@@ -17,7 +17,7 @@ def test_a_replacement_is_needed_before_the_last_task(budget: int, near_at: int)
 
 def test_without_a_budget_a_child_is_never_replaced() -> None:
     policy = RecyclePolicy(None, assigned=1_000_000)
-    assert (policy.left, policy.is_near_limit(1.0), policy.is_retiring) == (None, False, False)
+    assert (policy.left, policy.is_near_limit(1.0), policy.is_retiring) == (NO_LIMIT, False, False)
 
 
 def test_a_child_that_is_too_big_retires_at_once() -> None:
@@ -31,7 +31,7 @@ def test_a_child_that_was_extended_continues_and_still_needs_a_replacement() -> 
         RecyclePolicy(5, assigned=5, is_extended=True),
         RecyclePolicy(None, is_too_big=True, is_extended=True),
     ):
-        assert (policy.left, policy.is_retiring, policy.is_near_limit(1.0)) == (None, False, True)
+        assert (policy.left, policy.is_retiring, policy.is_near_limit(1.0)) == (NO_LIMIT, False, True)
         policy.is_retired = True
         assert policy.is_retiring
 

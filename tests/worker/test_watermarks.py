@@ -33,7 +33,17 @@ def payload_for(second: float, *, queue: str = "default", priority: int = 100) -
 
 def claim_positions(watermarks: Watermarks, now: float = 0.0) -> list[tuple[str, int, datetime]] | None:
     """Return where the next claim begins; None for a rescan."""
-    return None if watermarks.is_rescan_due(now) else plain(watermarks.lanes(LANE_LIMITS.lanes_per_claim))
+    return None if is_rescan_due(watermarks, now) else plain(watermarks.lanes(LANE_LIMITS.lanes_per_claim))
+
+
+def is_rescan_due(watermarks: Watermarks, now: float) -> bool:
+    """Return whether the next claim is a rescan."""
+    return (watermarks.is_rescan_wanted or not watermarks.lane_count) and now >= watermarks.rescan_not_before
+
+
+def rescan_in_s(watermarks: Watermarks, now: float) -> float | None:
+    """Return how long until a rescan is made even if nothing else happens."""
+    return max(0.0, watermarks.rescan_not_before - now) if watermarks.is_rescan_wanted else None
 
 
 def plain(lanes: list[Lane]) -> list[tuple[str, int, datetime]]:
@@ -48,8 +58,11 @@ def rescanned(watermarks: Watermarks) -> Watermarks:
 
 def test_the_first_claim_is_a_rescan() -> None:
     watermarks = Watermarks(["urgent", "default"])
-    assert watermarks.is_rescan_due(0.0)
-    assert plain(watermarks.rescan_lanes()) == [("urgent", LOWEST_PRIORITY, EPOCH), ("default", LOWEST_PRIORITY, EPOCH)]
+    assert is_rescan_due(watermarks, 0.0)
+    assert plain(lanes_from_start(watermarks.queues)) == [
+        ("urgent", LOWEST_PRIORITY, EPOCH),
+        ("default", LOWEST_PRIORITY, EPOCH),
+    ]
 
 
 def test_a_notification_names_the_lane_to_claim_from() -> None:
@@ -151,7 +164,7 @@ def test_with_caps_a_notification_alone_hides_no_row() -> None:
 def test_notifications_for_other_queues_are_ignored() -> None:
     watermarks = rescanned(Watermarks(["default"]))
     assert not watermarks.add_hint(payload_for(1, queue="others"))
-    assert watermarks.is_rescan_due(0.0)
+    assert is_rescan_due(watermarks, 0.0)
     assert watermarks.add_hint(payload_for(1))
     assert not watermarks.add_hint(payload_for(1, queue="others"))
     assert claim_positions(watermarks) == [("default", 100, at(1))]
@@ -190,8 +203,8 @@ def test_a_payload_that_cannot_be_parsed_requests_a_rescan(payload: str | None) 
     watermarks = rescanned(Watermarks(["default"]))
     watermarks.add_hint(payload_for(1))
     watermarks.add_hint(payload)
-    assert watermarks.is_rescan_due(HINTED_PAUSE_S)
-    assert watermarks.rescan_in_s(HINTED_PAUSE_S) == 0.0
+    assert is_rescan_due(watermarks, HINTED_PAUSE_S)
+    assert rescan_in_s(watermarks, HINTED_PAUSE_S) == 0.0
     assert watermarks.lane_count == 1
 
 
@@ -211,16 +224,16 @@ def test_notifications_cannot_cause_one_rescan_after_another() -> None:
     watermarks = rescanned(Watermarks(["default"]))
     watermarks.add_hint(payload_for(1))
     watermarks.add_hint("*")
-    assert watermarks.is_rescan_due(100.0)  # the first one at once
+    assert is_rescan_due(watermarks, 100.0)  # the first one at once
     sent_at = watermarks.sequence
     watermarks.add_hint("*")
     watermarks.on_rescanned([], limit=1, sent_at=sent_at, now=100.0, cost_s=1.0)
     for _ in range(1_000):
         watermarks.add_hint("*")
     rest_s = HINTED_PAUSE_PER_COST * 1.0
-    assert watermarks.rescan_in_s(100.0) == rest_s
-    assert not watermarks.is_rescan_due(100.0 + rest_s - 0.1)
-    assert watermarks.is_rescan_due(100.0 + rest_s)
+    assert rescan_in_s(watermarks, 100.0) == rest_s
+    assert not is_rescan_due(watermarks, 100.0 + rest_s - 0.1)
+    assert is_rescan_due(watermarks, 100.0 + rest_s)
 
 
 def test_a_rescan_requested_by_the_worker_itself_is_due_at_once() -> None:
@@ -230,7 +243,7 @@ def test_a_rescan_requested_by_the_worker_itself_is_due_at_once() -> None:
     sent_at = watermarks.sequence
     watermarks.request_rescan()
     watermarks.on_rescanned([], limit=1, sent_at=sent_at, now=100.0, cost_s=1.0)
-    assert watermarks.is_rescan_due(100.0)
+    assert is_rescan_due(watermarks, 100.0)
 
 
 @pytest.mark.promise("D6")
@@ -243,7 +256,7 @@ def test_a_notification_lowers_a_watermark_by_little_and_an_older_row_causes_a_r
         watermarks.add_hint(payload_for(100 - step))
     lowest = at(100) - LOWERED_BY_MAX
     assert plain(watermarks.lanes(1)) == [("default", 100, lowest)]
-    assert watermarks.is_rescan_due(HINTED_PAUSE_S)
+    assert is_rescan_due(watermarks, HINTED_PAUSE_S)
     watermarks.add_hint(payload_for(5), is_trusted=True)
     assert plain(watermarks.lanes(1)) == [("default", 100, at(5))]
 
@@ -265,16 +278,16 @@ def test_a_queue_name_may_have_spaces() -> None:
 def test_after_a_filled_claim_a_rescan_is_due() -> None:
     watermarks = rescanned(Watermarks(["default"]))
     watermarks.add_hint(payload_for(1))
-    assert watermarks.rescan_in_s(0.0) is None
+    assert rescan_in_s(watermarks, 0.0) is None
     watermarks.on_claimed([claim(1)], limit=1, sent_at=watermarks.sequence)
-    assert watermarks.rescan_in_s(0.0) == 0.0
-    assert watermarks.is_rescan_due(0.0)
+    assert rescan_in_s(watermarks, 0.0) == 0.0
+    assert is_rescan_due(watermarks, 0.0)
 
 
 def test_a_rescan_that_was_not_filled_has_seen_everything() -> None:
     watermarks = Watermarks(["default"])
     watermarks.on_rescanned([claim(1)], limit=2, sent_at=0, now=0.0, cost_s=0.0)
-    assert watermarks.rescan_in_s(0.0) is None
+    assert rescan_in_s(watermarks, 0.0) is None
     assert claim_positions(watermarks) == [("default", 100, at(1))]
 
 
@@ -282,9 +295,9 @@ def test_the_pause_between_rescans_grows_with_their_cost() -> None:
     watermarks = Watermarks(["default"])
     watermarks.on_rescanned([claim(1)], limit=1, sent_at=0, now=100.0, cost_s=2.0)
     rest = 2.0 * RESCAN_PAUSE_PER_COST
-    assert watermarks.rescan_in_s(101.0) == pytest.approx(rest - 1)
-    assert not watermarks.is_rescan_due(101.0)
-    assert watermarks.is_rescan_due(100.0 + rest)
+    assert rescan_in_s(watermarks, 101.0) == pytest.approx(rest - 1)
+    assert not is_rescan_due(watermarks, 101.0)
+    assert is_rescan_due(watermarks, 100.0 + rest)
 
 
 # -- very many lanes
@@ -361,12 +374,12 @@ def test_with_very_many_priorities_few_lanes_are_kept_and_no_row_is_lost() -> No
     watermarks.add_hint(payload_for(1, queue="urgent"))
     add_hints(watermarks, range(2**15))
     assert watermarks.lane_count <= LANE_LIMITS.lanes_per_queue + 1
-    assert watermarks.is_rescan_due(HINTED_PAUSE_S), "rows in dropped lanes are found by a rescan"
+    assert is_rescan_due(watermarks, HINTED_PAUSE_S), "rows in dropped lanes are found by a rescan"
     assert ("urgent", 100, at(1)) in plain(watermarks.lanes(LANE_LIMITS.lanes_per_claim)), (
         "another queue keeps its lanes"
     )
     watermarks.on_rescanned([], limit=1, sent_at=watermarks.sequence, now=1.0, cost_s=0.0)
-    assert not watermarks.is_rescan_due(1.0)
+    assert not is_rescan_due(watermarks, 1.0)
 
 
 def test_sleeping_lanes_are_dropped_first_when_there_are_too_many() -> None:

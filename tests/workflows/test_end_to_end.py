@@ -80,6 +80,14 @@ def test_a_task_can_look_at_its_workflow(graphs: Any, worker: StartWorker) -> No
     assert graphs.looking.start().get(TIMEOUT_MS).unwrap() == ["looking", "looker", "42"]
 
 
+async def test_a_blocking_start_inside_an_event_loop_works_and_warns(graphs: Any) -> None:
+    with pytest.warns(UserWarning, match="use `await spec.start_async") as caught:
+        handle = graphs.chain.start()
+    assert caught[0].filename == __file__
+    assert await handle.status_async() == WorkflowStatus.RUNNING
+    await graphs.app.close_async()
+
+
 @pytest.mark.promise("T3")
 async def test_asyncio_code_starts_waits_and_looks(graphs: Any, worker: StartWorker) -> None:
     worker(APP)

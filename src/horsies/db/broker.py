@@ -11,24 +11,26 @@ import random
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Self, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncNullConnectionPool, PoolTimeout
 
 from horsies.db import caller_connection, migrate
 from horsies.db.channels import Channel
-from horsies.db.driver import run_pooled, run_pooled_async
+from horsies.db.driver import drive, drive_async, execute_on, execute_on_async
 from horsies.db.errors import ErrorKind, broker_error, classify
 from horsies.db.listener import Listener, ListenerTimings
 from horsies.db.migrate import SchemaState
 from horsies.db.pool import AnyPool, ConnectionPools, connect
 from horsies.db.pooler import GENERIC_PLANS, PreparedStatements
 from horsies.db.statement import Op, load, rows
-from horsies.db.waiter import LoopReader, Read, ThreadFuture, ThreadReader, WaiterTimings, WaitSource
+from horsies.db.waiter import LoopReader, ThreadFuture, ThreadReader, WaiterTimings, WaitSource
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from horsies.model.errors import BrokerError
 
@@ -60,7 +62,6 @@ class PostgresBroker:
         self.listener_timings = listener_timings or ListenerTimings()
         self.waiter_timings = waiter_timings or WaiterTimings()
         self._resilience = resilience or WorkerResilienceConfig()
-        self._prepared = PreparedStatements(GENERIC_PLANS)
         self._reset()
         _brokers.add(self)
         # Registered last, called first: an embedded server is stopped after its clients have disconnected.
@@ -69,9 +70,10 @@ class PostgresBroker:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
+        self._prepared = PreparedStatements(GENERIC_PLANS)
         self.pools = self._make_pools()
         self._listener: Listener | None = None
-        self._reader = ThreadReader(self.listener, self._read, self.waiter_timings)
+        self._reader = ThreadReader(self.listener, partial(PostgresBroker.run, self), self.waiter_timings)
         self._loop_readers: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
     def _make_pools(self) -> ConnectionPools:
@@ -99,16 +101,24 @@ class PostgresBroker:
         """Run an operation, blocking. `again` makes the one for a second attempt when the outcome of the first is unknown."""
         attempt, has_waited = 0, False
         while True:
+            pool = self.pools.blocking_pool()
             try:
-                result = run_pooled(verb(), self.pools.blocking_pool, self.config.schema)
+                connection = pool.getconn()
+                try:
+                    result = drive(verb(), partial(execute_on, connection, schema=self.config.schema))
+                finally:
+                    if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # it failed in a transaction
+                        with suppress(psycopg.Error):
+                            connection.rollback()
+                    pool.putconn(connection)
             except PoolTimeout as error:
-                self._explain_pool_timeout(error, self.pools.blocking_pool(), has_waited=has_waited)
+                self._explain_pool_timeout(error, pool, has_waited=has_waited)
                 has_waited = True  # nothing was sent, and the server is back: run the same operation once more
             except psycopg.Error as error:
                 attempt += 1
                 verb = self._next_attempt(error, verb, again, attempt)
                 if classify(error) is ErrorKind.CONNECTION_LOST:
-                    self.pools.blocking_pool().check()  # its other connections are most likely lost, too
+                    pool.check()  # its other connections are most likely lost, too
                 time.sleep(_pause_s(attempt))
             else:
                 if attempt or has_waited:
@@ -120,7 +130,14 @@ class PostgresBroker:
         attempt, has_waited = 0, False
         while True:
             try:
-                result = await run_pooled_async(verb(), self.pools.async_pool, self.config.schema)
+                pool = await self.pools.async_pool()
+                connection = await pool.getconn()
+                try:
+                    result = await drive_async(verb(), partial(execute_on_async, connection, schema=self.config.schema))
+                finally:
+                    with suppress(psycopg.Error):
+                        await connection.rollback()
+                    await pool.putconn(connection)
             except PoolTimeout as error:
                 pool = await self.pools.async_pool()
                 # In a thread, because it connects.
@@ -182,7 +199,6 @@ class PostgresBroker:
         self, source: WaitSource[A], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
     ) -> dict[str, ThreadFuture[A]]:
         """Wait until there is an answer for each id: a final one, that of a last read at the deadline, or an error."""
-        self._prepare_wait()
         with self._reader.register(source, ids, deadline, first_read_at) as waiter:
             self._reader.wait(waiter)
             return waiter.futures
@@ -195,27 +211,25 @@ class PostgresBroker:
             await asyncio.wait(futures.values())
             return futures
 
-    @contextmanager
-    def waiting(
+    def as_completed(
         self, source: WaitSource[A], ids: Iterable[str], deadline: float | None
-    ) -> Generator[dict[str, ThreadFuture[A]]]:
-        """Return a future for each id. They are completed within the context."""
-        self._prepare_wait()
+    ) -> Generator[tuple[str, ThreadFuture[A]]]:
+        """Yield each id with its future as soon as that is complete."""
         with self._reader.register(source, ids, deadline) as waiter:
-            self._reader.start()
-            yield waiter.futures
+            yield from self._reader.completed(waiter)
 
     @asynccontextmanager
     async def waiting_async(
         self, source: WaitSource[A], ids: Iterable[str], deadline: float | None, first_read_at: float = 0.0
     ) -> AsyncGenerator[dict[str, asyncio.Future[A]]]:
-        """The same for asyncio."""
-        await self._prepare_wait_async()
+        """Return a future for each id. They are completed within the context."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._loop_readers:
                 self._loop_readers = {each: of for each, of in self._loop_readers.items() if not each.is_closed()}
-                self._loop_readers[loop] = LoopReader(self.listener, self._read_async, self.waiter_timings)
+                self._loop_readers[loop] = LoopReader(
+                    self.listener, partial(PostgresBroker.run_async, self), self.waiter_timings
+                )
             reader = self._loop_readers[loop]
         with reader.register(source, ids, deadline, first_read_at) as waiter:
             reader.start()
@@ -225,18 +239,6 @@ class PostgresBroker:
                 for future in waiter.futures.values():  # asyncio logs an exception that was not retrieved
                     if future.done() and not future.cancelled():
                         future.exception()
-
-    def _prepare_wait(self) -> None:
-        pass
-
-    async def _prepare_wait_async(self) -> None:
-        pass
-
-    def _read(self, step: Read) -> object:
-        return PostgresBroker.run(self, step.op, again=step.op)
-
-    async def _read_async(self, step: Read) -> object:
-        return await PostgresBroker.run_async(self, step.op, again=step.op)
 
     # -- schema
 

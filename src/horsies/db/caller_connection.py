@@ -29,8 +29,8 @@ from psycopg.rows import tuple_row
 
 from horsies.db import faults
 from horsies.db.driver import drive, drive_async
-from horsies.db.pipeline import number_parameters, to_texts
-from horsies.db.statement import AnyRequest, Op, Query, Request, Rows, load, rows
+from horsies.db.pipeline import number_parameters
+from horsies.db.statement import AnyRequest, Op, Query, Request, Rows, load, rows, to_text
 from horsies.model.errors import SchemaError, UnsupportedConnectionError
 
 SQL = load(__file__)
@@ -287,4 +287,4 @@ async def _execute_asyncpg(connection: Any, query: Query, schema: str) -> Rows:
 def _to_asyncpg(query: Query, schema: str) -> tuple[str, tuple[str | None, ...]]:
     """Cast each parameter twice: first to text, for asyncpg, then by our SQL, for the server."""
     text, names = number_parameters(query.statement.text, schema, "::pg_catalog.text")
-    return text, tuple(to_texts(query.params, names))
+    return text, tuple(None if (value := query.params[name]) is None else to_text(value) for name in names)

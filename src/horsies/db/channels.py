@@ -1,4 +1,4 @@
-"""The NOTIFY channels, and the subscriptions of a process to them.
+"""The NOTIFY channels of an installation, and the locks that go with them.
 
 The name of a channel contains a hash of the schema: two installations in one database do not wake each other.
 
@@ -17,22 +17,13 @@ process that waited made every NOTIFY of the database slower. A slot is taken be
 left. A role that takes all slots makes waiters poll, and nothing worse.
 """
 
-import logging
-import threading
-from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
-from typing import TypeAlias
 
 ALL_KEYS = "*"
 FOR_ANY = "any "
 """Before the payload of a notification about tasks: any worker may take them."""
-
-Wake: TypeAlias = Callable[[str | None], None]
-"""Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
-
-log = logging.getLogger("horsies.listen")
 
 
 class Channel(StrEnum):
@@ -81,45 +72,3 @@ def worker_lock_scope(schema: str) -> str:
 @lru_cache(maxsize=64)
 def _hash(schema: str) -> str:
     return sha256(schema.encode()).hexdigest()
-
-
-class Subscriptions:
-    """Callbacks by channel and key; a process has a handful. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._all: dict[tuple[Channel, str | None, Wake], None] = {}
-
-    def add(self, channel: Channel, key: str | None, wake: Wake) -> None:
-        """Call this for payloads that contain the key; for every payload if it is None. To add it twice is to add it once."""
-        with self._lock:
-            self._all[channel, key, wake] = None
-
-    def remove(self, channel: Channel, key: str | None, wake: Wake) -> None:
-        with self._lock:
-            self._all.pop((channel, key, wake), None)
-
-    def channels(self) -> set[Channel]:
-        with self._lock:
-            return {channel for channel, _, _ in self._all}
-
-    def notify(self, channel: Channel, payload: str) -> None:
-        keys = {None, *payload.split(" ")}
-        with self._lock:
-            all_of_channel = [(key, wake) for of, key, wake in self._all if of is channel]
-        _call_each([wake for key, wake in all_of_channel if key in keys or payload == ALL_KEYS], payload)
-
-    def wake_all(self, channel: Channel | None = None) -> None:
-        """Call all of this channel, or of every channel: a notification may have been missed."""
-        with self._lock:
-            callbacks = [wake for of, _, wake in self._all if channel in {of, None}]
-        _call_each(callbacks, None)
-
-
-def _call_each(callbacks: list[Wake], payload: str | None) -> None:
-    """Call outside the lock. One that fails must not prevent the next, nor end the thread or the loop that delivers."""
-    for wake in callbacks:
-        try:
-            wake(payload)
-        except Exception:
-            log.exception("a subscriber failed on a notification")

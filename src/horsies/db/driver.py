@@ -1,19 +1,22 @@
 """The drivers of operations, one blocking and one asyncio. Every statement passes through here."""
 
+import select
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg import pq
+from psycopg.waiting import Ready, Wait
 
 from horsies.db import faults
-from horsies.db.pipeline import copy_chunks, execute, execute_async
-from horsies.db.statement import AnyRequest, Op, Request, Rows, Script, render, render_script
+from horsies.db.pipeline import AnyConnection, Pipeline, copy_chunks
+from horsies.db.statement import AnyRequest, Copy, Request, Rows, Script, render, render_script
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+_pipelines: "WeakKeyDictionary[AnyConnection, Pipeline]" = WeakKeyDictionary()
 
 
 def drive(op: Generator[R, Any, T], handle: Callable[[R], Any]) -> T:
@@ -47,74 +50,81 @@ async def drive_async(op: Generator[R, Any, T], handle: Callable[[R], Awaitable[
 
 
 def execute_on(connection: psycopg.Connection, request: AnyRequest, schema: str) -> list[Rows]:
-    """Execute one request on a blocking connection."""
-    if isinstance(request, Request):
-        return execute(connection, request, schema)
+    """Execute one request, blocking. A connection that is abandoned in the middle of it, as by Ctrl-C, is closed."""
+    if not isinstance(request, Request):
+        return _execute_text(connection, request, schema)
+    pgconn, results = connection.pgconn, None
+    pipeline = _pipelines.get(connection) or _pipelines.setdefault(connection, Pipeline(connection))
+    pgconn.enter_pipeline_mode()
+    try:
+        pipeline.send(request, schema)
+        poll = select.poll()
+        while results is None and pgconn.flush():
+            poll.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+            poll.poll()
+            results = pipeline.receive()  # reading also flushes, so all results may be there now
+        poll.register(pgconn.socket, select.POLLIN)
+        while results is None:
+            poll.poll()
+            results = pipeline.receive()
+        return results
+    finally:
+        if pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE:
+            pgconn.exit_pipeline_mode()
+        else:
+            connection.close()
+
+
+async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequest, schema: str) -> list[Rows]:
+    """The same, awaiting. The driver's own pipeline would wait for the commit before it sends what comes after it."""
+    if not isinstance(request, Request):
+        return await _execute_text_async(connection, request, schema)
+    pgconn = connection.pgconn
+    pipeline = _pipelines.get(connection) or _pipelines.setdefault(connection, Pipeline(connection))
+    pgconn.enter_pipeline_mode()
+    try:
+        pipeline.send(request, schema)
+        return await connection.wait(_exchange(pgconn, pipeline))
+    finally:
+        if pgconn.status == pq.ConnStatus.OK and pgconn.transaction_status != pq.TransactionStatus.ACTIVE:
+            pgconn.exit_pipeline_mode()
+        else:
+            await connection.close()
+
+
+def _exchange(pgconn: pq.abc.PGconn, pipeline: Pipeline) -> Generator[Wait, Ready | int, list[Rows]]:
+    """Yield what the socket must be ready for, until all results are there."""
+    while pgconn.flush():
+        yield Wait.RW
+        pgconn.consume_input()  # if the server's results filled its side of the connection, both sides would wait
+    # Read before waiting: the results may be there already, taken in above or sent while this process was not running.
+    while (results := pipeline.receive()) is None:
+        yield Wait.R
+    return results
+
+
+def _execute_text(connection: psycopg.Connection, request: Copy | Script, schema: str) -> list[Rows]:
     statement = request.statement
     faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
         connection.execute(render_script(statement.text, schema).encode())
     else:
         # Without parameters a percent sign is not a placeholder, so it is not doubled.
-        text = render(statement.text, schema).encode()
-        with connection.cursor() as cursor, cursor.copy(text) as copy:
+        with connection.cursor() as cursor, cursor.copy(render(statement.text, schema).encode()) as copy:
             for chunk in copy_chunks(request.lines):
                 copy.write(chunk)
     faults.raise_planted(connection, [statement()], "after")
     return []
 
 
-async def execute_on_async(connection: psycopg.AsyncConnection, request: AnyRequest, schema: str) -> list[Rows]:
-    """Execute one request on an asyncio connection."""
-    if isinstance(request, Request):
-        return await execute_async(connection, request, schema)
+async def _execute_text_async(connection: psycopg.AsyncConnection, request: Copy | Script, schema: str) -> list[Rows]:
     statement = request.statement
     faults.raise_planted(connection, [statement()], "before")
     if isinstance(request, Script):
         await connection.execute(render_script(statement.text, schema).encode())
     else:
-        text = render(statement.text, schema).encode()
-        async with connection.cursor() as cursor, cursor.copy(text) as copy:
+        async with connection.cursor() as cursor, cursor.copy(render(statement.text, schema).encode()) as copy:
             for chunk in copy_chunks(request.lines):
                 await copy.write(chunk)
     faults.raise_planted(connection, [statement()], "after")
     return []
-
-
-def run_pooled(op: Op[T], get_pool: Callable[[], ConnectionPool], schema: str) -> T:
-    """Run an operation on one connection of a pool, taken at its first request."""
-    taken: list[tuple[ConnectionPool, psycopg.Connection]] = []
-
-    def handle(request: AnyRequest) -> list[Rows]:
-        if not taken:
-            pool = get_pool()
-            taken.append((pool, pool.getconn()))
-        return execute_on(taken[0][1], request, schema)
-
-    try:
-        return drive(op, handle)
-    finally:
-        for pool, connection in taken:
-            if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # the operation failed in a transaction
-                with suppress(psycopg.Error):
-                    connection.rollback()
-            pool.putconn(connection)  # the pool it came from: the broker may have closed that and made another
-
-
-async def run_pooled_async(op: Op[T], get_pool: Callable[[], Awaitable[AsyncConnectionPool]], schema: str) -> T:
-    """The same for an asyncio caller, on a pool of its event loop."""
-    taken: list[tuple[AsyncConnectionPool, psycopg.AsyncConnection]] = []
-
-    async def handle(request: AnyRequest) -> list[Rows]:
-        if not taken:
-            pool = await get_pool()
-            taken.append((pool, await pool.getconn()))
-        return await execute_on_async(taken[0][1], request, schema)
-
-    try:
-        return await drive_async(op, handle)
-    finally:
-        for pool, connection in taken:
-            with suppress(psycopg.Error):
-                await connection.rollback()
-            await pool.putconn(connection)

@@ -13,7 +13,6 @@ from horsies.model.errors import BrokerError, SchemaError
 
 # For folders that must not import psycopg.
 DriverError: TypeAlias = psycopg.Error
-StatementTimeout: TypeAlias = errors.QueryCanceled
 LockTimeout: TypeAlias = errors.LockNotAvailable
 
 

@@ -23,7 +23,7 @@ from hashlib import sha256
 from typing import Protocol, TypeVar
 
 from horsies.db.channels import Channel
-from horsies.db.statement import Op, execute, load, one, rows
+from horsies.db.statement import Op, Query, execute, load, one, rows
 
 SLOTS = 4
 WAITING_MARK = 1 << 20
@@ -52,12 +52,12 @@ class RunOp(Protocol):
 class ListenGroup:
     """The part of this process in a group. The listener's thread changes it; others read it.
 
-    `poll` returns the channels on which something may have been missed. `has_capacity` says whether the process could act on a notification.
+    `poll` returns one row: for each of the channels, whether something may have been missed. `has_capacity` says whether the process could act on a notification.
     """
 
     name: str
-    channels: frozenset[Channel]
-    poll: Callable[[], Op[frozenset[Channel]]]
+    channels: Sequence[Channel]
+    poll: Query
     has_capacity: Callable[[], bool]
     slots: int = SLOTS
     slot: int | None = None
@@ -148,9 +148,10 @@ class ListenGroup:
 
     def _poll(self, run: RunOp, now: float) -> frozenset[Channel]:
         has_capacity = self.has_capacity() and not self.is_resigned
-        slot = None
-        if has_capacity:
-            slot = run(one(SQL["take_listen_slot"](group=self._key, slots=self.slots)))
+        # In one round trip: most processes of a large group do nothing else, for hours.
+        take_slot = [SQL["take_listen_slot"](group=self._key, slots=self.slots)] if has_capacity else []
+        (missed,), *slots = reversed(run(execute(*take_slot, self.poll)))
+        slot = slots[0][0] if slots and slots[0] else None
         wants = has_capacity and slot is None
         if wants != self.is_waiting:
             mark = SQL["mark_waiting" if wants else "unmark_waiting"]
@@ -163,10 +164,9 @@ class ListenGroup:
             self.due_at = now + POLL_S
             run(rows(SQL["notify_listeners"](payload=self._changed_payload)))
             return frozenset()  # LISTEN comes into force, and everything is looked at
-        missed = run(self.poll())
         cost_s = time.monotonic() - now
         self.due_at = now + max(POLL_S, min(POLL_PAUSE_PER_COST * cost_s, POLL_PAUSE_MAX_S))
-        return missed
+        return frozenset(channel for channel, is_missed in zip(self.channels, missed, strict=True) if is_missed)
 
     def _refresh(self, run: RunOp) -> None:
         found = run(rows(SQL["get_listen_slots"](group=self._key, slots=self.slots)))

@@ -34,16 +34,23 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import psycopg
 
-from horsies.db.channels import Channel, Subscriptions, Wake, waiters_lock, waiters_slot_group
+from horsies.db.channels import ALL_KEYS, Channel, waiters_lock, waiters_slot_group
 from horsies.db.driver import drive, execute_on
 from horsies.db.errors import broker_error
 from horsies.db.listen_group import CHANGED, SQL, ListenGroup, RunOp
 from horsies.db.pool import connect
-from horsies.db.pooler import POOLER_CHECKS, get_backend_pid, is_direct, is_shared, undo_in_session
+from horsies.db.pooler import (
+    POOLER_CHECKS,
+    PREPARE_THRESHOLD,
+    get_backend_pid,
+    is_direct,
+    is_shared,
+    undo_in_session,
+)
 from horsies.db.statement import Op, one
 from horsies.events import NotificationsLost, NotificationsRestored, emit, subscribers
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
@@ -53,6 +60,14 @@ IDLE_S = 3_600.0
 OPS_MAX = 10
 
 T = TypeVar("T")
+Wake: TypeAlias = Callable[[str | None], None]
+"""Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
+Subscriptions: TypeAlias = dict[tuple[Channel, str | None, Wake], None]
+"""Callbacks by channel and key; those with the key None are called for every payload. A process has a handful.
+
+Any thread may change it: each use is one operation of a dict, which needs no lock.
+"""
+
 log = logging.getLogger("horsies.listen")
 
 
@@ -68,6 +83,20 @@ class ListenerTimings:
     slot_retry_s: float = 1.0
     unused_s: float = 3.0
     """How long DONE may have no subscriber before the slot is given up; at most twice as long in effect."""
+
+
+def call_subscribers(subscriptions: Subscriptions, channel: Channel | None, payload: str | None) -> None:
+    """Call those of this channel that want this payload; None stands for all channels, and for anything that may have happened.
+
+    One that fails must not prevent the next, nor end the thread or the loop that delivers.
+    """
+    keys = None if payload is None or payload == ALL_KEYS else {None, *payload.split(" ")}
+    for of, key, wake in list(subscriptions):
+        if channel in {of, None} and (keys is None or key in keys):
+            try:
+                wake(payload)
+            except Exception:
+                log.exception("a subscriber failed on a notification")
 
 
 class SharedSession(Exception):  # noqa: N818 - it states what was found
@@ -89,7 +118,7 @@ class Listener:
         self._notify = notify
         self._resilience = resilience
         self._timings = timings
-        self._subscriptions = Subscriptions()
+        self._subscriptions: Subscriptions = {}
         self._channels = {channel.name_in(config.schema): channel for channel in Channel}
         self._in_force: set[Channel] = set()
         self.is_polling = False
@@ -126,7 +155,7 @@ class Listener:
 
     def subscribe(self, channel: Channel, key: str | None, wake: Wake) -> bool:
         """Call `wake` for this key (None: every payload). Return False if neither LISTEN is in force nor `must_poll`: it is called when one is."""
-        self._subscriptions.add(channel, key, wake)
+        self._subscriptions[channel, key, wake] = None
         if channel in self._in_force or (channel is Channel.DONE and self._lacks_slot):
             return True
         self._wake()
@@ -134,7 +163,7 @@ class Listener:
 
     def unsubscribe(self, channel: Channel, key: str | None, wake: Wake) -> None:
         self._unsubscribed_at = time.monotonic()
-        self._subscriptions.remove(channel, key, wake)
+        self._subscriptions.pop((channel, key, wake), None)
 
     def must_poll(self, channel: Channel) -> bool:
         """Whether notifications of this channel are known not to arrive."""
@@ -220,6 +249,8 @@ class Listener:
             self._start_polling()  # until the opposite is known
             if is_shared(connection, lambda: self._notify(Channel.TEST, ""), self._timings.pooler_checks):
                 raise SharedSession
+        else:
+            connection.prepare_threshold = PREPARE_THRESHOLD  # an idle worker repeats its poll for hours
         self._test = ListenSelfTest()
         # psycopg reads what arrives while a LISTEN is under way, and passes it on only to a handler.
         connection.add_notify_handler(lambda received: self._on_notification(received.channel, received.payload))
@@ -254,7 +285,12 @@ class Listener:
                     if self._is_direct and self._wanted_locks != self._held_locks:
                         self._update_locks(connection)
                     self._handoff.assign(connection, selector)
-                    ready = selector.select(max(0.0, self._next_at() - time.monotonic()))
+                    # When there is something to do, whatever arrives until then. Without a channel in force there is nothing to test.
+                    due_at = [group.due_at for group in self._groups]
+                    due_at += [self._test.due_at] if self._in_force else []
+                    due_at += [self._waiter_slot_due_at] if self._lacks_slot or self._waiter_slot is not None else []
+                    now = time.monotonic()
+                    ready = selector.select(max(0.0, min(due_at, default=now + IDLE_S) - now))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
                     self._handoff.read(connection)
@@ -279,21 +315,13 @@ class Listener:
                 lock = f"select pg_catalog.pg_advisory_lock_shared({self._waiters_lock})"
                 command = f"select pg_catalog.set_config('lock_timeout', '1s', true); {lock}; {command}"
             with self._handoff.in_use:
-                connection.execute(command.encode())
+                connection.execute(command.encode(), prepare=False)  # it may be several commands
             self._in_force.add(channel)
-            self._subscriptions.wake_all(channel)
-
-    def _next_at(self) -> float:
-        """When the thread has something to do, whatever arrives until then."""
-        # Without a channel in force there is nothing to test.
-        times = [self._test.due_at] if self._in_force else []
-        if self._lacks_slot or self._waiter_slot is not None:
-            times.append(self._waiter_slot_due_at)
-        return min([*times, *(group.due_at for group in self._groups)], default=time.monotonic() + IDLE_S)
+            call_subscribers(self._subscriptions, channel, None)
 
     def _wanted_channels(self) -> set[Channel]:
         """The channels with subscribers, except those for which there is no slot; and with any of them the self-test's."""
-        wanted = self._subscriptions.channels()
+        wanted = {channel for channel, _, _ in list(self._subscriptions)}
         if self._is_direct and self._waiter_slot is None:
             wanted.discard(Channel.DONE)
         withheld = {channel for group in self._groups if group.slot is None for channel in group.channels}
@@ -318,13 +346,14 @@ class Listener:
             self._left_groups.pop().leave(run)
         for group in due:
             self._update_group(connection, group, run)
-        self._update_waiter_slot(connection, run)
+        if self._waiter_slot_due_at <= time.monotonic() or not (self._lacks_slot or self._waiter_slot is not None):
+            self._update_waiter_slot(connection, run)
         self._handoff.read(connection)  # libpq may have read notifications along with the answers
 
     def _update_group(self, connection: psycopg.Connection, group: ListenGroup, run: RunOp) -> None:
         had_slot, had_none_in_force = group.slot is not None, not self._in_force
         for channel in group.update(run):
-            self._subscriptions.wake_all(channel)
+            call_subscribers(self._subscriptions, channel, None)
         if had_slot and group.slot is None:
             self._unlisten(connection, self._in_force - self._wanted_channels())
         if had_none_in_force:
@@ -335,8 +364,6 @@ class Listener:
     def _update_waiter_slot(self, connection: psycopg.Connection, run: RunOp) -> None:
         """Take a slot while this process has waiters; stop listening, and give it up, when it has had none for a while."""
         now = time.monotonic()
-        if (self._lacks_slot or self._waiter_slot is not None) and now < self._waiter_slot_due_at:
-            return
         if self._waiter_slot is None:
             self._take_waiter_slot(connection, run, now)
             return
@@ -345,9 +372,9 @@ class Listener:
             self._unlisten(connection, self._in_force - self._wanted_channels())
 
     def _take_waiter_slot(self, connection: psycopg.Connection, run: RunOp, now: float) -> None:
-        if Channel.DONE not in self._subscriptions.channels():
+        if not self._has_waiters():
             self._lacks_slot = False  # first: a later subscriber sees this, and wakes the thread
-            if Channel.DONE not in self._subscriptions.channels():  # one that polls may have come before
+            if not self._has_waiters():  # one that polls may have come before
                 return
         slots = self._timings.waiter_slots
         found = run(one(SQL["take_listen_slot"](group=waiters_slot_group(self._config.schema), slots=slots)))
@@ -362,17 +389,20 @@ class Listener:
             self._set_polling(is_polling=False)
         if not self._lacks_slot:
             self._lacks_slot = True
-            self._subscriptions.wake_all(Channel.DONE)
+            call_subscribers(self._subscriptions, Channel.DONE, None)
+
+    def _has_waiters(self) -> bool:
+        return any(channel is Channel.DONE for channel, _, _ in list(self._subscriptions))
 
     def _unlisten(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
         for channel in channels:
             self._in_force.discard(channel)  # first: a later subscriber sees that it is not in force
             if channel in self._wanted_channels():  # this one may have seen that it was
                 self._in_force.add(channel)
-                self._subscriptions.wake_all(channel)
+                call_subscribers(self._subscriptions, channel, None)
             else:
                 with self._handoff.in_use:
-                    connection.execute(self._unlisten_command(channel))
+                    connection.execute(self._unlisten_command(channel), prepare=False)
                 if channel is Channel.DONE:
                     self._waiter_slot = None
 
@@ -419,7 +449,7 @@ class Listener:
                     self._wake()
             return
         if channel is not Channel.TEST:
-            self._subscriptions.notify(channel, payload)
+            call_subscribers(self._subscriptions, channel, payload)
         elif payload == self._test.sent:  # other processes test themselves, too
             self._test.received = payload
             self._wake()
@@ -451,7 +481,7 @@ class Listener:
 
     def _start_polling(self) -> None:
         self._set_polling(is_polling=True)
-        self._subscriptions.wake_all()
+        call_subscribers(self._subscriptions, None, None)
 
     def _set_polling(self, *, is_polling: bool) -> None:
         was_polling, self.is_polling = self.is_polling, is_polling

@@ -7,6 +7,7 @@ blocking one. `pipeline.py` has the protocol.
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias, TypeVar, cast
 
 import psycopg
@@ -51,6 +52,8 @@ class LoopConnection:
         self._prepared = PreparedStatements()
         self._pgconn: pq.abc.PGconn | None = None  # while it is connected; it may have broken since
         self._on_results: OnResults | None = None
+        self.has_own_session = False
+        """Its session is ours, and not one of a pooler, which may lead to another server at the next transaction."""
 
     async def run(self, op: Op[T]) -> T:
         """Run an operation. After its own errors the connection is usable; one that is broken, or was cancelled midway, is closed."""
@@ -67,19 +70,9 @@ class LoopConnection:
             raise
 
     @property
-    def has_session(self) -> bool:
-        """Whether it has connected. The connection may have broken since."""
-        return self._pgconn is not None
-
-    @property
     def is_ready(self) -> bool:
         """Whether it has a connection that is not known to be broken, so that `submit` may be called."""
         return self._pgconn is not None and self._pgconn.status != pq.ConnStatus.BAD
-
-    @property
-    def has_own_session(self) -> bool:
-        """Whether its session is ours, and not one of a pooler, which may lead to another server at the next transaction."""
-        return self._pgconn is not None and not self._pipeline.needs_frames
 
     def submit(self, op: Op[T], on_done: Callable[[T | Exception], None]) -> None:
         """Send an operation of one request now and call back with its result: an asyncio task for each batch would cost too much.
@@ -87,7 +80,7 @@ class LoopConnection:
         Call only when it is ready, and not again before `on_done`; after a database error call `recover` first.
         """
         try:
-            self._send(next(op), lambda results: on_done(_finish(op, results)))
+            self._send(next(op), partial(_finish, op, on_done))
         except BaseException:
             self.close()
             raise
@@ -134,7 +127,8 @@ class LoopConnection:
         settings = SESSION_SETTINGS(statement_timeout_ms=timeout_ms, backend_pid=reported)
         ((row,),) = await self._execute(Request((settings,)))
         # If the session is ours, the settings apply to it, and a batch needs no frame.
-        self._pipeline.needs_frames = not self._prepared.enable_if_ours(connection, row[0])
+        self.has_own_session = self._prepared.enable_if_ours(connection, row[0])
+        self._pipeline.needs_frames = not self.has_own_session
 
     async def _execute(self, request: AnyRequest) -> list[Rows]:
         future: asyncio.Future[list[Rows]] = self._loop.create_future()
@@ -186,14 +180,15 @@ class LoopConnection:
             on_results(results)
 
 
-def _finish(op: Op[T], results: Results) -> T | Exception:
+def _finish(op: Op[T], on_done: Callable[[T | Exception], None], results: Results) -> None:
+    outcome: T | Exception = AssertionError("a submitted operation may make only one request")
     try:
         if isinstance(results, Exception):
             op.throw(results)
         else:
             op.send(results)
     except StopIteration as end:
-        return end.value
+        outcome = end.value
     except Exception as error:  # noqa: BLE001 - the caller of `submit` decides
-        return error
-    return AssertionError("a submitted operation may make only one request")
+        outcome = error
+    on_done(outcome)

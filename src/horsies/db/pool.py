@@ -122,7 +122,6 @@ class ConnectionPools:
             if self._blocking is None:
                 self._blocking = ConnectionPool(
                     configure=self._prepared.configure,
-                    check=self._prepared.check,
                     reconnect_failed=self._on_reconnect_failed,
                     open=True,
                     **self._pool_settings(),
@@ -137,7 +136,6 @@ class ConnectionPools:
             if pool is None:
                 pool = self._by_loop[loop] = self._async_class(
                     configure=self._prepared.configure_async,
-                    check=self._prepared.check_async,
                     reconnect_failed=self._on_reconnect_failed_async,
                     open=False,
                     **self._pool_settings(),

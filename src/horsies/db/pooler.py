@@ -22,10 +22,12 @@ the statement, unless the process id is the one reported at connect.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, TypeAlias
+from weakref import WeakSet
 
 import psycopg
 from psycopg import errors
@@ -125,7 +127,7 @@ def get_backend_pid(connection: psycopg.Connection) -> int:
 def is_direct(connection: psycopg.Connection) -> bool:
     """Whether the session is ours; if so, the pinned settings apply afterwards, and no limits."""
     expected = connection.info.backend_pid
-    row = connection.execute(apply_session_settings(UNLIMITED, str(expected)).encode()).fetchone()
+    row = connection.execute(apply_session_settings({**INDEX_SCANS, **UNLIMITED}, str(expected)).encode()).fetchone()
     return row is not None and row[0] == expected
 
 
@@ -151,6 +153,8 @@ class PreparedStatements:
     def __init__(self, settings: Settings = INDEX_SCANS) -> None:
         self._settings = settings
         self._are_safe = True
+        self._lock = threading.Lock()  # pools connect in threads of their own
+        self._connections: WeakSet[AnyConnection] = WeakSet()  # that prepare statements
 
     def configure(self, connection: psycopg.Connection) -> None:
         """Set up a new connection."""
@@ -169,30 +173,27 @@ class PreparedStatements:
 
         Only then are statements prepared, and no transaction sets the pinned settings again (`pipeline.py`).
         """
-        if self._are_safe and pid == connection.info.backend_pid:
-            connection.prepare_threshold = PREPARE_THRESHOLD
-            return True
+        with self._lock:
+            if self._are_safe and pid == connection.info.backend_pid:
+                self._connections.add(connection)
+                connection.prepare_threshold = PREPARE_THRESHOLD
+                return True
         _disable(connection)
         return False
 
-    def check(self, connection: psycopg.Connection) -> None:
-        """Check a connection that was used before."""
-        if not self._are_safe:
-            _disable(connection)
-
-    async def check_async(self, connection: psycopg.AsyncConnection) -> None:
-        if not self._are_safe:
-            _disable(connection)
-
     def has_failed(self, error: psycopg.Error) -> bool:
-        """Whether this error shows that another client uses our session. From then on nothing is prepared."""
+        """Whether this error shows that another client uses our session. From then on nothing is prepared, on any connection."""
         if not isinstance(error, errors.InvalidSqlStatementName | errors.DuplicatePreparedStatement):
             return False
         if self._are_safe:
             log.info(
                 "prepared statement disappeared (transaction pooler or DISCARD ALL?); disabling prepared statements"
             )
-        self._are_safe = False
+        with self._lock:
+            self._are_safe = False
+            for connection in self._connections:
+                _disable(connection)
+            self._connections.clear()
         return True
 
 

@@ -116,6 +116,8 @@ def to_array(items: Sequence[object]) -> str:
 
 def to_text(value: object, refusal: str = "a parameter for PostgreSQL cannot be") -> str:
     match value:
+        case str():
+            return value
         case bool():
             return "t" if value else "f"
         case int() | float():

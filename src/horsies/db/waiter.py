@@ -99,11 +99,11 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read these keys; return a `ReadResult` for each."""
+    """The operation that reads these keys; it returns a `ReadResult` for each."""
 
     keys: list[Key]
 
-    def op(self) -> Op[dict[Key, ReadResult[Any]]]:
+    def __call__(self) -> Op[dict[Key, ReadResult[Any]]]:
         results: dict[Key, ReadResult[Any]] = {}
         for source in {source: None for source, _ in self.keys}:
             found = yield from source([each for of, each in self.keys if of is source])
@@ -186,7 +186,10 @@ class ResultReader:
         timeout_s = 0.0
         while True:
             for each in (yield timeout_s):
-                self._accept(each, time.monotonic())
+                if isinstance(each, Waiter):
+                    self._add_or_remove(each, time.monotonic())
+                else:
+                    self._on_event(each, time.monotonic())
             if not self._waiters:
                 self._timers.clear()
                 self._sources = ()
@@ -195,7 +198,12 @@ class ResultReader:
             if until is not None and not until.pending:
                 return
             now = time.monotonic()
-            self._subscribe(now)
+            listener = self._get_listener()
+            if listener is not self._listener:  # the first one, or the broker has a new one
+                self._unsubscribe()
+                self._listener = listener  # first: if a soft stop interrupts this, `_restart` unsubscribes
+                is_in_force = listener.subscribe(Channel.DONE, None, self._on_notification)
+                self._in_force_at = now if is_in_force or listener.is_polling else now + self._timings.listen_timeout_s
             wake_at = self._request_due(now)
             timeout_s = min(max(wake_at - now, 0.0), MAX_SLEEP_S)
             if wake_at <= now:
@@ -214,22 +222,6 @@ class ResultReader:
                         future.set_exception(error)
                     future.cancel()
 
-    def _accept(self, each: Input, now: float) -> None:
-        if isinstance(each, Waiter):
-            self._add_or_remove(each, now)
-        elif each is None:
-            self._in_force_at = now  # or it is known not to be
-            self._request_all(now, now)
-        elif each == ALL_KEYS:
-            if self._read_all_at <= now:
-                latest = self._latest_read(now, max(self._requested_all_at, self._last_arrival_at))
-                self._read_all_at = max(latest, self._read_all_at + self._timings.read_all_interval_s)
-            self._request_all(now, self._read_all_at)
-        else:
-            for key in ((source, name) for name in each for source in self._sources):
-                if waiters := self._waiters.get(key):
-                    self._request([key], self._latest_read(now, max(waiter.since for waiter in waiters)))
-
     def _add_or_remove(self, waiter: Waiter, now: float) -> None:
         if waiter.has_left:
             for key in list(waiter.pending):
@@ -238,13 +230,29 @@ class ResultReader:
         if not self._waiters:
             self._requested_all_at = now
         self._last_arrival_at = waiter.since
+        if waiter.source not in self._sources:
+            self._sources += (waiter.source,)
         for key in waiter.pending:
             self._waiters.setdefault(key, {})[waiter] = None
-            if key[0] not in self._sources:
-                self._sources += (key[0],)
         self._request(waiter.pending, max(now, waiter.first_read_at))
         if waiter.deadline is not None:
-            self._set_timer(waiter.deadline, waiter)
+            heapq.heappush(self._timers, (waiter.deadline, next(self._numbers), waiter))
+        if len(self._timers) > 100 + 4 * len(self._waiters):
+            self._drop_timers()
+
+    def _on_event(self, event: list[str] | str | None, now: float) -> None:
+        if event is None:
+            self._in_force_at = now  # or it is known not to be
+            self._request_all(now, now)
+        elif event == ALL_KEYS:
+            if self._read_all_at <= now:
+                latest = self._latest_read(now, max(self._requested_all_at, self._last_arrival_at))
+                self._read_all_at = max(latest, self._read_all_at + self._timings.read_all_interval_s)
+            self._request_all(now, self._read_all_at)
+        else:
+            for key in ((source, name) for name in event for source in self._sources):
+                if waiters := self._waiters.get(key):
+                    self._request([key], self._latest_read(now, max(waiter.since for waiter in waiters)))
 
     def _remove(self, waiter: Waiter, key: Key) -> Any:
         """Return the future, which the reader completes now, or no longer."""
@@ -254,16 +262,6 @@ class ResultReader:
             self._waiters.pop(key, None)
             self._requested.pop(key, None)
         return waiter.pending.pop(key)
-
-    def _set_timer(self, at: float, each: Key | Waiter) -> None:
-        if len(self._timers) > 100 + 4 * len(self._waiters):  # most of them belong to waiters that have left
-            self._timers = [
-                timer
-                for timer in self._timers
-                if (timer[2].pending if isinstance(timer[2], Waiter) else timer[2] in self._waiters)
-            ]
-            heapq.heapify(self._timers)
-        heapq.heappush(self._timers, (at, next(self._numbers), each))
 
     def _request(self, keys: Iterable[Key], read_at: float) -> None:
         for key in keys:
@@ -302,15 +300,14 @@ class ResultReader:
         crowding = min((len(self._waiters) - 1) / MANY_WAITERS, 1.0)
         return now + (now - waiting_since) * self._timings.slack * crowding
 
-    def _subscribe(self, now: float) -> None:
-        """Subscribe before the first read, or an ending could be missed in between; and again if the broker has a new listener."""
-        listener = self._get_listener()
-        if listener is self._listener:
-            return
-        self._unsubscribe()
-        self._listener = listener  # first: if a soft stop interrupts this, `_restart` unsubscribes
-        is_in_force = listener.subscribe(Channel.DONE, None, self._on_notification)
-        self._in_force_at = now if is_in_force or listener.is_polling else now + self._timings.listen_timeout_s
+    def _drop_timers(self) -> None:
+        """Most of them belong to waiters that have left."""
+        self._timers = [
+            timer
+            for timer in self._timers
+            if (timer[2].pending if isinstance(timer[2], Waiter) else timer[2] in self._waiters)
+        ]
+        heapq.heapify(self._timers)
 
     def _unsubscribe(self) -> None:
         listener = self._listener
@@ -327,22 +324,23 @@ class ResultReader:
         try:
             results: Mapping[Key, ReadResult[Any]] = yield Read(keys)
         except BrokerError as error:
-            for waiter in {waiter for key in (*keys, *self._requested) for waiter in self._waiters.get(key, ())}:
-                for future in [self._remove(waiter, key) for key in list(waiter.pending)]:
-                    if not future.done():
-                        future.set_exception(error)
-        else:
-            self._deliver([(key, results[key]) for key in keys])
-
-    def _deliver(self, results: list[tuple[Key, ReadResult[Any]]]) -> None:
-        for key, result in results:
+            self._fail((*keys, *self._requested), error)
+            return
+        for key in keys:
+            result = results[key]
             for waiter in list(self._waiters.get(key, ())):
                 if result.is_final or waiter.timed_out:
-                    future = self._remove(waiter, key)
-                    if not future.done():  # or it was cancelled
-                        future.set_result(result.answer)
+                    with suppress(asyncio.InvalidStateError):  # it was cancelled
+                        self._remove(waiter, key).set_result(result.answer)
             if result.read_again_s is not None and key in self._waiters:
-                self._set_timer(time.monotonic() + max(result.read_again_s, 0.001), key)
+                read_again_at = time.monotonic() + max(result.read_again_s, 0.001)
+                heapq.heappush(self._timers, (read_again_at, next(self._numbers), key))
+
+    def _fail(self, keys: Iterable[Key], error: BrokerError) -> None:
+        for waiter in {waiter for key in keys for waiter in self._waiters.get(key, ())}:
+            for future in [self._remove(waiter, key) for key in list(waiter.pending)]:
+                if not future.done():
+                    future.set_exception(error)
 
 
 class ThreadFuture(Generic[A]):
@@ -354,25 +352,25 @@ class ThreadFuture(Generic[A]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_done = False
+        self.is_done = False
         self._answer: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Self], object]] = []
 
     def done(self) -> bool:
-        return self._is_done
+        return self.is_done
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for it; return whether it is complete."""
-        if not self._is_done:
+        if not self.is_done:
             done: queue.SimpleQueue[object] = queue.SimpleQueue()
             self.add_done_callback(done.put)
             with suppress(queue.Empty):
                 done.get(timeout=timeout_s)
-        return self._is_done
+        return self.is_done
 
     def result(self, timeout_s: float | None = None) -> A:
-        if not self.wait(timeout_s):
+        if not self.is_done and not self.wait(timeout_s):
             raise TimeoutError
         if self._error is not None:
             raise self._error
@@ -385,8 +383,8 @@ class ThreadFuture(Generic[A]):
     def set_result(self, answer: A | None, error: BaseException | None = None) -> None:
         """The first outcome is kept."""
         with self._lock:
-            if not self._is_done:
-                self._answer, self._error, self._is_done = answer, error, True
+            if not self.is_done:
+                self._answer, self._error, self.is_done = answer, error, True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -399,7 +397,7 @@ class ThreadFuture(Generic[A]):
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         with self._lock:
-            if not self._is_done:
+            if not self.is_done:
                 self._callbacks.append(callback)
                 return
         callback(self)
@@ -409,8 +407,9 @@ class ThreadReader(ResultReader):
     """Completes the futures of all threads. Belongs to one process."""
 
     def __init__(
-        self, listener: "Callable[[], Listener]", read: Callable[[Read], Any], timings: WaiterTimings | None = None
+        self, listener: "Callable[[], Listener]", read: Callable[..., Any], timings: WaiterTimings | None = None
     ) -> None:
+        """`read` is the `run` of a broker: it takes the operation, and `again` for the next attempt."""
         self._inbox: queue.SimpleQueue[Input] = queue.SimpleQueue()  # re-entrant
         super().__init__(listener, timings, ThreadFuture, self._inbox.put)
         self._read = read
@@ -421,8 +420,27 @@ class ThreadReader(ResultReader):
         """Block until all futures of the waiter are complete. Run the reader unless another thread does."""
         self._run(waiter)
         for future in waiter.futures.values():
-            while not future.wait(self._timings.poll_s):  # another thread runs it
+            while not future.is_done and not future.wait(self._timings.poll_s):  # another thread runs it
                 self._run(waiter)  # if that was interrupted in the moment of passing it on, this one continues
+
+    def completed(self, waiter: Waiter) -> "Generator[tuple[str, ThreadFuture[Any]]]":
+        """Yield each future of the waiter when it is complete, with its id. A thread runs the reader, unless another waiter does."""
+        done: queue.SimpleQueue[ThreadFuture[Any]] = queue.SimpleQueue()
+        left = {future: each for each, future in waiter.futures.items()}
+        for future in waiter.futures.values():
+            future.add_done_callback(done.put)
+        self.start()
+        while left:
+            try:
+                ready = [done.get(timeout=self._timings.poll_s)]
+            except queue.Empty:
+                # Another waiter may have been interrupted while it ran the reader: in the moment of passing it on, or after it
+                # had completed a future and before it called us.
+                self.start()
+                ready = [future for future in left if future.is_done]
+            for future in ready:
+                if (each := left.pop(future, None)) is not None:
+                    yield each, future
 
     def start(self) -> None:
         """Run the reader in a thread, unless another thread does: that one passes it on."""
@@ -463,7 +481,7 @@ class ThreadReader(ResultReader):
 
     def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
-            return self._read(step)
+            return self._read(step, again=step)
         inputs: list[Input] = []
         with suppress(queue.Empty):
             inputs.append(self._inbox.get(timeout=step))
@@ -478,7 +496,7 @@ class LoopReader(ResultReader):
     def __init__(
         self,
         listener: "Callable[[], Listener]",
-        read: Callable[[Read], Awaitable[Any]],
+        read: Callable[..., Awaitable[Any]],
         timings: WaiterTimings | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -521,7 +539,7 @@ class LoopReader(ResultReader):
 
     async def _take_step(self, step: Step) -> Any:
         if isinstance(step, Read):
-            return await self._read(step)
+            return await self._read(step, again=step)
         if not self._inbox and step:
             with suppress(TimeoutError):
                 async with asyncio.timeout(step):

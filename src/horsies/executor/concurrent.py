@@ -107,7 +107,9 @@ class ConcurrentRunner:
     def _end(self, running: RunningTask, done: Done) -> None:
         assignment_no = running.assignment.assignment_no
         self._slots.pop(assignment_no, None)
-        self._endings += (self._progress.take_last(assignment_no), self._inbox.pack_ending(done))
+        if assignment_no in self._progress.reporting:
+            self._endings.append(self._progress.take_last(assignment_no))
+        self._endings.append(self._inbox.pack_ending(done))
         self._wakeup.set()
 
     def _interrupt(self, assignment_no: int, reason: StopReason) -> None:

@@ -259,7 +259,8 @@ class ProgressReports:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._reporting: set[int] = set()
+        self.reporting: set[int] = set()
+        """The assignments that have reported something. `take_last` is needed for these only."""
         self._reports: SimpleQueue[Progress] = SimpleQueue()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._unsent: dict[int, Progress] = {}  # by assignment, the newest
@@ -268,15 +269,13 @@ class ProgressReports:
         threading.Thread(target=self._send_until_exit, name="horsies-progress", daemon=True).start()
 
     def report(self, assignment_no: int, fraction: float | None, message: str | None) -> None:
-        self._reporting.add(assignment_no)
+        self.reporting.add(assignment_no)
         self._reports.put(Progress(assignment_no, fraction, message))
         self._wakeups.put(None)
 
     def take_last(self, assignment_no: int) -> bytes:
         """Return the frame of the last report if it has not been sent, to be sent before the ending."""
-        if assignment_no not in self._reporting:  # the usual case costs one lookup
-            return b""
-        self._reporting.discard(assignment_no)
+        self.reporting.discard(assignment_no)
         with self._state:
             self._read_reports()
             self._next_send_at.pop(assignment_no, None)

@@ -107,7 +107,14 @@ class Inbox:
         """Wait for messages, unless some were received before, and apply them. Called by one thread at a time."""
         try:
             for message in received or self._parent.receive():
-                self._apply(message, runner)
+                if isinstance(message, Interrupt):
+                    self._interrupt(message, runner)
+                elif isinstance(message, Ping):
+                    self.send(pack(Pong(runner.on_ping())))
+                else:
+                    with self._state:
+                        self._apply(message)
+                    runner.wake()
         except BaseException as error:  # a child that cannot read would wait without end and keep its slot
             log.warning("child: cannot read messages of the worker, exiting: %r", error, exc_info=error)
             os._exit(1)
@@ -134,29 +141,21 @@ class Inbox:
         self.pending.clear()
         return [Returned(assignment_nos)] if assignment_nos else []
 
-    def _apply(self, message: Message, runner: TaskRunner) -> None:
-        if isinstance(message, Interrupt):
-            self._interrupt(message, runner)
-            return
-        if isinstance(message, Ping):
-            self.send(pack(Pong(runner.on_ping())))
-            return
-        with self._state:
-            match message:
-                case RunTasks(assignments):
-                    self.pending.extend(assignments)
-                    if self._is_leaving:
-                        self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
-                case Recall(behind):
-                    is_due = behind in {NO_ASSIGNMENT, self._last_taken}
-                    self.send(pack(*((is_due and self._clear_pending()) or [Returned([])])))
-                case KeepRunning():
-                    self._is_leaving, self._max_memory_mb = False, None
-                case Stop():
-                    self.is_stopping = True
-                case _:
-                    raise AssertionError(f"unexpected message from the worker: {message}")
-        runner.wake()
+    def _apply(self, message: Message) -> None:
+        match message:
+            case RunTasks(assignments):
+                self.pending.extend(assignments)
+                if self._is_leaving:
+                    self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
+            case Recall(behind):
+                is_due = behind in {NO_ASSIGNMENT, self._last_taken}
+                self.send(pack(*((is_due and self._clear_pending()) or [Returned([])])))
+            case KeepRunning():
+                self._is_leaving, self._max_memory_mb = False, None
+            case Stop():
+                self.is_stopping = True
+            case _:
+                raise AssertionError(f"unexpected message from the worker: {message}")
 
     def _interrupt(self, message: Interrupt, runner: TaskRunner) -> None:
         """End a task that is cancelled before its start without starting it. (A timeout cannot come before the start.)"""

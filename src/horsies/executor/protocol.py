@@ -324,22 +324,8 @@ class ReportUnpacker(Unpacker):
     def _unpack(self, kind: int, body: int, stop: int) -> Message:
         if kind == _BEGAN and stop - body == _BEGAN_BODY.size:
             return Began(*_BEGAN_BODY.unpack_from(self._buffer, body))
-        if kind == _DONE:
-            return self._unpack_done(body, stop)
-        if kind not in _JSON_REPORTS:
-            raise ProtocolError(f"a report of unknown kind {kind}")
-        message_type, checks = _JSON_REPORTS[kind]
-        try:
-            values: Any = json.loads(self._buffer[body:stop])
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError("not a message") from error
-        fields = cast("list[Any]", values)
-        is_valid = isinstance(values, list) and len(fields) == len(checks)
-        if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
-            raise ProtocolError("a report is not valid")
-        return message_type(*fields)
-
-    def _unpack_done(self, body: int, stop: int) -> Done:
+        if kind != _DONE:
+            return self._unpack_json(kind, body, stop)
         at = body + _DONE_HEAD.size
         if at > stop:
             raise ProtocolError("the report of an ending is too short")
@@ -375,6 +361,20 @@ class ReportUnpacker(Unpacker):
             leaving=bool(flags & _LEAVING),
             misfit=_MISFITS[flags >> _MISFIT_SHIFT & 3],
         )
+
+    def _unpack_json(self, kind: int, body: int, stop: int) -> Message:
+        if kind not in _JSON_REPORTS:
+            raise ProtocolError(f"a report of unknown kind {kind}")
+        message_type, checks = _JSON_REPORTS[kind]
+        try:
+            values: Any = json.loads(self._buffer[body:stop])
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("not a message") from error
+        fields = cast("list[Any]", values)
+        is_valid = isinstance(values, list) and len(fields) == len(checks)
+        if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
+            raise ProtocolError("a report is not valid")
+        return message_type(*fields)
 
 
 # -- reports in JSON, and a check for each field

@@ -85,7 +85,10 @@ class SequentialRunner:
                 outcome = self._main_thread.call(running, partial(context.run, function))
             done = context.run(finish, running, task, outcome)
         running.is_over, self._running = True, None
-        return self._progress.take_last(assignment.assignment_no) + self._inbox.pack_ending(done)
+        ending = self._inbox.pack_ending(done)
+        if assignment.assignment_no in self._progress.reporting:
+            return self._progress.take_last(assignment.assignment_no) + ending
+        return ending
 
     # -- called by the thread that reads
 

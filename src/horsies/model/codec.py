@@ -18,6 +18,7 @@ import inspect
 import json
 import math
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -331,6 +332,7 @@ def close_annotation(tp: Any) -> Any:
 
     A type variable stands for its bound or its constraints. An `Iterable` is read as a list: pydantic would give the task an iterator.
     """
+    tp = _without_alias(tp)
     origin, arguments = get_origin(tp), get_args(tp)
     if reason := next((reason for never, reason in _NEVER_JSON if tp is never or origin is never), None):
         raise TypeError(reason)
@@ -349,6 +351,11 @@ def close_annotation(tp: Any) -> Any:
         return Union[closed]  # noqa: UP007 - a tuple of types
     kind: Any = list if origin is Iterable else origin
     return kind[closed]
+
+
+def _without_alias(tp: Any) -> Any:
+    """Return `list` for a bare `typing.List`, and so on."""
+    return get_origin(tp) if isinstance(tp, _BARE_ALIAS) else tp
 
 
 def _dict_adapter(parameters: Mapping[str, inspect.Parameter]) -> Adapter:
@@ -473,11 +480,14 @@ _OPEN_TYPES: Final[tuple[tuple[Any, Any], ...]] = (
     (object, AnyJson),
     (list, list[AnyJson]),
     (Iterable, list[AnyJson]),
+    (Sequence, Sequence[AnyJson]),
     (dict, dict[str, AnyJson]),
+    (Mapping, Mapping[str, AnyJson]),
     (tuple, tuple[AnyJson, ...]),
     (set, set[AnyJson]),
     (frozenset, frozenset[AnyJson]),
 )
+_BARE_ALIAS: Final[type] = type(typing.List)  # noqa: UP006 - without arguments; `tuple[()]` has none either, but is another class
 _NEVER_JSON: Final[tuple[tuple[Any, str], ...]] = (
     (get_origin(Callable[[], None]), "a function cannot be sent"),
     (type, "a class cannot be sent"),
@@ -506,6 +516,7 @@ def _plain_schema(tp: Any) -> CoreSchema | None:
 
     Most tasks need no other. Every child builds the adapters of all tasks of its app, and pydantic takes half a millisecond for one.
     """
+    tp = _without_alias(tp)
     for known, schema in _PLAIN_SCHEMAS:
         if tp is known:
             return schema

@@ -54,10 +54,10 @@ class Caps:
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
     counted: Sequence[TaskStatus] = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
     in_flight: InFlight = field(default_factory=InFlight, compare=False)
+    has_limits: bool = field(init=False)
 
-    @property
-    def has_limits(self) -> bool:
-        return self.cluster_wide is not None or bool(self.queues)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_limits", self.cluster_wide is not None or bool(self.queues))
 
     def lock_keys(self, queues: Iterable[str]) -> list[str]:
         """Return what to lock before counting: the cluster, then the capped ones of these queues, sorted, so that workers cannot deadlock."""

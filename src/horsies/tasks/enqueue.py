@@ -29,12 +29,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import chain, islice
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, gettempdir
 from typing import TypeAlias, cast, overload
 from weakref import finalize
 
 from horsies.db.pipeline import copy_field
-from horsies.db.statement import Op, copy, execute, execute_then_notify, load, one, rows, to_array
+from horsies.db.statement import Op, Request, copy, execute, execute_then_notify, load, one, rows, to_array
 from horsies.model.errors import KeyConflictError
 from horsies.model.send_options import Key, sent_values, span_problems, to_timedelta
 from horsies.model.task import NewTask, TaskId, TaskOptions
@@ -79,15 +79,27 @@ class SpooledTasks:
     def __init__(self, payloads: Iterable[str], options: TaskOptions) -> None:
         self.options = options
         self.ids = PackedIds()
+        try:
+            gettempdir()
+            in_memory = SPOOL_BYTES
+        except FileNotFoundError:  # no folder is writable
+            in_memory = 0  # everything
         self._file = SpooledTemporaryFile(  # noqa: SIM115 - closed with this object
-            SPOOL_BYTES, "w+", encoding="utf-8", errors="surrogatepass", newline="\n", prefix="horsies-send-"
+            in_memory, "w+", encoding="utf-8", errors="surrogatepass", newline="\n", prefix="horsies-send-"
         )
         finalize(self, self._file.close)
         left = iter(payloads)
         while payloads := list(islice(left, SLICE_ROWS)):
             self.ids.extend(new_task_ids(len(payloads)))
             # A line break in JSON can only stand between two tokens.
-            self._file.writelines(args.replace("\n", " ") + "\n" for args in payloads)
+            lines = [args.replace("\n", " ") + "\n" for args in payloads]
+            try:
+                self._file.writelines(lines)
+            except OSError as error:
+                error.add_note(
+                    "send_many() sent nothing; set $TMPDIR to a folder that is writable and has enough space"
+                )
+                raise
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -99,6 +111,7 @@ class SpooledTasks:
 
 
 Tasks: TypeAlias = Sequence[NewTask] | SpooledTasks
+"""Tasks with the same options. A sequence is what fits into one statement; `new_tasks` decides."""
 
 
 def new_tasks(payloads: Iterable[str], options: TaskOptions) -> Tasks:
@@ -127,12 +140,12 @@ def add_delay(options: TaskOptions, delay: float | timedelta) -> TaskOptions:
 
 def enqueue(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]:
     """Enqueue tasks and return their ids; with a key, the id of its holder, which may be another task."""
-    if key is None and not isinstance(tasks, SpooledTasks) and len(next(_slices(tasks))) == len(tasks):
+    if key is None and not isinstance(tasks, SpooledTasks):
         ids = [task.id for task in tasks]
         # The trigger does not notify: this send does, after its commit.
         params = {"ids": ids, "args": [task.args for task in tasks]}
         insert = SQL["enqueue_tasks"](notify="after_commit", **params, **option_params(tasks[0].options))
-        yield from execute_then_notify(insert, after_commit=SQL["notify_enqueued"](ids=ids))
+        yield Request((insert,), after_commit=(SQL["notify_enqueued"](ids=ids),))
         return ids
     yield from rows(SQL["begin_send"]())
     ids = yield from _enqueue_in_own_transaction(tasks, key)
@@ -170,7 +183,7 @@ def enqueue_within(tasks: Tasks, key: Key | None = None) -> Op[Sequence[TaskId]]
         holder = yield from take_key(task, key)
         if holder is not None:
             return [holder]
-    for slice_ in _slices(tasks):
+    for slice_ in _slices(tasks) if isinstance(tasks, SpooledTasks) else [tasks]:
         params = {"ids": [task.id for task in slice_], "args": [task.args for task in slice_]}
         yield from rows(SQL["enqueue_tasks"](notify="", **params, **option_params(slice_[0].options)))
     return ids_of(tasks)
@@ -215,13 +228,12 @@ def take_key(task: NewTask, key: Key) -> Op[TaskId | None]:
             return holder
 
 
-def _slices(tasks: Iterable[NewTask]) -> Iterator[list[NewTask]]:
-    """Yield consecutive tasks with the same options, as many as fit into one statement."""
+def _slices(tasks: SpooledTasks) -> Iterator[list[NewTask]]:
+    """Yield consecutive tasks, as many as fit into one statement."""
     slice_, characters = list[NewTask](), 0
     for task in tasks:
         characters += len(task.args)
-        is_full = len(slice_) == SLICE_ROWS or characters > SLICE_CHARACTERS
-        if slice_ and (is_full or (task.options is not slice_[0].options and task.options != slice_[0].options)):
+        if len(slice_) == SLICE_ROWS or (slice_ and characters > SLICE_CHARACTERS):
             yield slice_
             slice_, characters = [], len(task.args)
         slice_.append(task)

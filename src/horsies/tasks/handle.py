@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import queue
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
@@ -280,13 +279,12 @@ class Gathering(Generic[T]):
         missing = self._missing()
         yield from self._ended_handles()
         if missing:
-            done: queue.SimpleQueue[ThreadFuture[WaitAnswer]] = queue.SimpleQueue()
-            with self._app.broker.waiting(get_results, missing, self._deadline) as futures:
-                for future in futures.values():
-                    future.add_done_callback(done.put)
-                for _ in futures:
-                    yield from self._take(done.get())
-                self._raise_if_late(futures)
+            late: list[TaskId] = []
+            for task_id, future in self._app.broker.as_completed(get_results, missing, self._deadline):
+                ended = self._take(future)
+                late += [] if ended else [task_id]
+                yield from ended
+            self._raise_if_late(late)
 
     async def completed_async(self) -> AsyncGenerator[TaskHandle[T]]:
         missing = self._missing()
@@ -300,7 +298,7 @@ class Gathering(Generic[T]):
                 for _ in futures:
                     for handle in self._take(await done.get()):
                         yield handle
-                self._raise_if_late(futures)
+                self._raise_if_late([each for each, of in futures.items() if not isinstance(of.result(), Ended)])
 
     def _missing(self) -> dict[TaskId, None]:
         return {handle.task_id: None for handle in self._handles if handle.ended is None}
@@ -326,9 +324,8 @@ class Gathering(Generic[T]):
             for handle in self._handles
         ]
 
-    def _raise_if_late(self, futures: Mapping[TaskId, AnyFuture]) -> None:
+    def _raise_if_late(self, left: list[TaskId]) -> None:
         """Raise after all are complete: those that a last read finds at the deadline are yielded first."""
-        left = [task_id for task_id, future in futures.items() if not isinstance(future.result(), Ended)]
         if left:
             named = ", ".join(left[:MAX_NAMED]) + (", ..." if len(left) > MAX_NAMED else "")
             raise WaitTimeoutError(
@@ -345,10 +342,12 @@ def refuse_in_event_loop(call: str, instead: str) -> None:
     raise BlockingCallError(f"{call} would block the running event loop; use `{instead}`")
 
 
-def warn_in_event_loop(instead: str) -> None:
-    """Warn about a blocking call in an event loop. To be called by a helper of a public method: `stacklevel` names that method's caller."""
+def warn_in_event_loop(instead: str, *, stacklevel: int) -> None:
+    """Warn about a blocking call in an event loop. `stacklevel` is that of `warnings.warn` for the function that calls this."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    warnings.warn(f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`", stacklevel=4)
+    warnings.warn(
+        f"this blocks the running event loop for a round trip to PostgreSQL; use `{instead}`", stacklevel=stacklevel + 1
+    )

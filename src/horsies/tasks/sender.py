@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -161,33 +161,30 @@ class Sender(Generic[P, T]):
             return self._handles([task.id for task in tasks], InertHandle)
         if self._connection is None:
             # Not with a caller's connection: SQLAlchemy's `run_sync` waits for one without blocking the loop.
-            warn_in_event_loop(_ASYNC_METHODS)
-        if not subscribers and self._app.tracer is None:
-            return self._handles(self._commit(tasks))
-        with observe_send(self._app.tracer, tasks) as send:
-            send.ids = self._commit(send.tasks)
+            warn_in_event_loop(_ASYNC_METHODS, stacklevel=3)
+        broker, key = self._app.broker, self._key
+        is_observed = subscribers or self._app.tracer is not None
+        with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
+            tasks = send.tasks
+            if self._connection is None:
+                send.ids = broker.run(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
+            else:
+                send.ids = broker.run_on(self._connection, partial(enqueue_within, tasks, key))
         return self._handles(send.ids)
 
     async def _send_async(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
         if not tasks or _suppress_depth or self._app.suppresses_sends:
             return self._handles([task.id for task in tasks], InertHandle)
-        if not subscribers and self._app.tracer is None:
-            return self._handles(await self._commit_async(tasks))
-        with observe_send(self._app.tracer, tasks) as send:
-            send.ids = await self._commit_async(send.tasks)
+        broker, key = self._app.broker, self._key
+        is_observed = subscribers or self._app.tracer is not None
+        with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
+            tasks = send.tasks
+            if self._connection is None:
+                verb, again = partial(enqueue, tasks, key), partial(enqueue_again, tasks, key)
+                send.ids = await broker.run_async(verb, again=again)
+            else:
+                send.ids = await broker.run_on_async(self._connection, partial(enqueue_within, tasks, key))
         return self._handles(send.ids)
-
-    def _commit(self, tasks: Tasks) -> Sequence[TaskId]:
-        broker, key = self._app.broker, self._key
-        if self._connection is None:
-            return broker.run(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
-        return broker.run_on(self._connection, partial(enqueue_within, tasks, key))
-
-    async def _commit_async(self, tasks: Tasks) -> Sequence[TaskId]:
-        broker, key = self._app.broker, self._key
-        if self._connection is None:
-            return await broker.run_async(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
-        return await broker.run_on_async(self._connection, partial(enqueue_within, tasks, key))
 
     def _handles(self, ids: Sequence[TaskId], kind: type[TaskHandle[T]] = TaskHandle) -> Sequence[TaskHandle[T]]:
         sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago

@@ -125,11 +125,10 @@ class KnownTasks:
         """Remove a task that a child does not know: the children did not load it, or its code has been replaced since."""
         self.signatures.pop(task_name, None)
 
-    def avoided_names(self, now: float) -> list[str]:
-        return [name for name, until in self._avoided_names.items() if until > now]
-
-    def avoided_signatures(self, now: float) -> list[int]:
-        return [signature for signature, until in self._avoided_signatures.items() if until > now]
+    def avoided(self, now: float) -> tuple[list[str], list[int]]:
+        """Return the names and the signatures that are not to be claimed now."""
+        names = [name for name, until in self._avoided_names.items() if until > now]
+        return names, [signature for signature, until in self._avoided_signatures.items() if until > now]
 
 
 def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:
@@ -208,9 +207,9 @@ def offer_tasks_again(batches: int = 1) -> Op[int]:
     return total
 
 
-def list_unknown_tasks() -> Op[list[UnknownTasks]]:
+def list_unknown_tasks(max_counted: int = MAX_COUNTED) -> Op[list[UnknownTasks]]:
     """List the unknown tasks by name."""
-    query = SQL["list_unknown_tasks"](names=MAX_NAMES, counted=MAX_COUNTED)
+    query = SQL["list_unknown_tasks"](names=MAX_NAMES, counted=max_counted)
     return [UnknownTasks(*row) for row in (yield from rows(query))]
 
 

@@ -20,8 +20,8 @@ import json
 import signal
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -301,22 +301,36 @@ class _InlineBroker(UnpooledBroker):
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         refuse_in_event_loop("a blocking call within run_inline()", "await task.send_async(...)")
-        self._prepare_wait()
+        self._drain()
         answer = super().run(verb, again=again)
-        self._prepare_wait()
+        self._drain()
         return answer
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
-        await self._prepare_wait_async()
+        await self._drain_async()
         answer = await super().run_async(verb, again=again)
-        await self._prepare_wait_async()
+        await self._drain_async()
         return answer
 
-    def _prepare_wait(self) -> None:
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        self._drain()
+        return super().wait(*args, **kwargs)
+
+    def as_completed(self, *args: Any, **kwargs: Any) -> Any:
+        self._drain()
+        return super().as_completed(*args, **kwargs)
+
+    @asynccontextmanager
+    async def waiting_async(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        await self._drain_async()
+        async with super().waiting_async(*args, **kwargs) as futures:
+            yield futures
+
+    def _drain(self) -> None:
         with _nested():
             self._ran += Drain(self._app, self.config, None, "now").run(super().run)
 
-    async def _prepare_wait_async(self) -> None:
+    async def _drain_async(self) -> None:
         with _nested():
             self._ran += await Drain(self._app, self.config, None, "now").run_async(super().run_async)
 

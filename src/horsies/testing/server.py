@@ -8,6 +8,7 @@ Every process that uses a folder holds a shared lock in it. If a run was killed,
 removes its folder and databases.
 """
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -101,12 +102,13 @@ class DatabaseServer:
 
     def _remove_killed_runs(self) -> None:
         for folder in (*IN_MEMORY.glob(f"{PREFIX}*"), *ON_DISK.glob(f"{PREFIX}*")):
-            info = folder.stat()
-            if info.st_uid == os.geteuid() and time.time() - info.st_mtime >= MIN_LEFTOVER_AGE_S:
-                lock = try_lock_exclusive(folder / "run.lock")
-                if lock is not None:  # no process of that run is alive
-                    with lock:
-                        _remove(folder, self._admin)
+            with contextlib.suppress(FileNotFoundError):  # another run removes it at the same time
+                info = folder.stat()
+                if info.st_uid == os.geteuid() and time.time() - info.st_mtime >= MIN_LEFTOVER_AGE_S:
+                    lock = try_lock_exclusive(folder / "run.lock")
+                    if lock is not None:  # no process of that run is alive
+                        with lock:
+                            _remove(folder, self._admin)
 
 
 def new_folder() -> Path:

@@ -268,8 +268,11 @@ def _steps(batch: Batch) -> list[tuple[str, Query]]:  # noqa: C901, PLR0912 - on
 
 def _claim_steps(batch: Batch) -> list[tuple[str, Query]]:
     steps: list[tuple[str, Query]] = []
-    queues = {lane.queue_name for lane in batch.lanes} if batch.claim_requests else set[str]()
-    if keys := batch.caps.lock_keys(queues | {claim.queue_name for claim in batch.starts}):
+    keys: list[str] = []
+    if batch.caps.has_limits:
+        queues = {lane.queue_name for lane in batch.lanes} if batch.claim_requests else set[str]()
+        keys = batch.caps.lock_keys(queues | {claim.queue_name for claim in batch.starts})
+    if keys:
         steps.append(("lock", lock_caps(keys, batch.database.schema)))
     if batch.starts:
         steps.append(("start", start_tasks(batch.worker, batch.starts, batch.caps)))

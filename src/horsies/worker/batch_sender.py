@@ -10,6 +10,7 @@ raised in the task group, which stops the worker.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -93,31 +94,24 @@ class BatchSender:
         """At least one connection is open."""
         return any(connection.is_ready for connection in self._pauses)
 
-    def can_send(self, now: float) -> bool:
-        """Return whether a connection is idle, and is open or may be made now."""
+    def can_send_at(self) -> float:
+        """Return when `send` may be called, on the monotonic clock: when an idle connection is open or may be made; infinity if none is idle."""
         if not self._idle:
-            return False
-        if self._idle[-1].has_session:  # checked several times per task, and nearly always true
-            return True
-        if any(connection.is_ready or self._pauses[connection].until <= now for connection in self._idle):
-            return True
-        return not self.has_session  # where none is open the worker pauses as a whole, and not each connection
-
-    def can_send_at(self) -> float | None:
-        """Return when the first idle connection may be made again."""
-        return min((self._pauses[connection].until for connection in self._idle), default=None)
+            return math.inf
+        if self._idle[-1].is_ready or any(connection.is_ready for connection in self._idle):
+            return 0.0
+        if not self.has_session:
+            return 0.0  # where none is open the worker pauses as a whole, and not each connection
+        return min(self._pauses[connection].until for connection in self._idle)
 
     def send(self, batch: Batch) -> None:
-        """Send it; `can_send` must have been true."""
-        connection = self._take_ready()
-        if connection is not None:
-            self._submit(connection, batch)
-            return
         self._waiting.append(batch)
-        connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
-        self._idle.remove(connection)
-        self._served.discard(connection)
-        self._connecting[connection] = self._spawn(self._connect(connection))
+        self._send_waiting()
+        if len(self._waiting) > len(self._connecting):
+            connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
+            self._idle.remove(connection)
+            self._served.discard(connection)
+            self._connecting[connection] = self._spawn(self._connect(connection))
 
     def _take_ready(self) -> LoopConnection | None:
         """Take the open connection that became idle last: the others may then stay unused."""
@@ -134,21 +128,20 @@ class BatchSender:
         try:
             return await connection.run(op)
         finally:
-            self._idle.append(connection)
-            if self.is_open:
-                self._send_waiting()
-                self._report(ConnectionMade())
+            self._return(connection, ConnectionMade())
 
     # -- on an open connection
 
-    def _submit(self, connection: LoopConnection, batch: Batch) -> None:
-        if connection not in self._served or not connection.has_own_session:
-            # It may lead to a standby that has become the primary, where other transactions have these numbers. A pooler does not tell.
-            batch.caps.in_flight.since = "0"
-        try:
-            connection.submit(run_batch(batch), partial(self._on_answer, connection, batch))
-        except Exception as error:  # noqa: BLE001 - raised in the task group
-            self._spawn(_raise(error))
+    def _send_waiting(self) -> None:
+        while self._waiting and (connection := self._take_ready()) is not None:
+            batch = self._waiting.popleft()
+            if connection not in self._served or not connection.has_own_session:
+                # It may lead to a standby that has become the primary, where other transactions have these numbers. A pooler does not tell.
+                batch.caps.in_flight.since = "0"
+            try:
+                connection.submit(run_batch(batch), partial(self._on_answer, connection, batch))
+            except Exception as error:  # noqa: BLE001 - raised in the task group
+                self._spawn(_raise(error))
 
     def _on_answer(self, connection: LoopConnection, batch: Batch, outcome: BatchResult | Exception) -> None:
         if not self.is_open:
@@ -157,7 +150,7 @@ class BatchSender:
             match outcome:
                 case BatchResult():
                     self._served.add(connection)
-                    self._finish(connection, batch, outcome)
+                    self._return(connection, BatchDone(batch, outcome))
                 case DriverError():
                     self._spawn(self._recover(connection, batch, outcome))
                 case _:
@@ -170,21 +163,21 @@ class BatchSender:
         if classify(error) is ErrorKind.CONNECTION_LOST:
             connection.close()  # it may be open, to a server that has become a standby
         if connection.is_ready:
-            self._finish(connection, batch, error)
+            self._return(connection, BatchDone(batch, error))
             return
         has_served = connection in self._served
         self._served.discard(connection)
         if not has_served:
             self._pauses[connection].begin()
+        self._return(connection, ConnectionLost(error, batch, has_served))
+
+    def _return(self, connection: LoopConnection, report: SenderReport) -> None:
+        """Make it idle, and report what has happened."""
         self._idle.append(connection)
         if self.is_open:
-            self._report(ConnectionLost(error, batch, has_served))
-
-    def _finish(self, connection: LoopConnection, batch: Batch, outcome: BatchResult | DriverError) -> None:
-        self._idle.append(connection)
-        if self._waiting:
-            self._send_waiting()
-        self._report(BatchDone(batch, outcome))
+            if self._waiting:
+                self._send_waiting()
+            self._report(report)
 
     # -- without a connection
 
@@ -195,21 +188,13 @@ class BatchSender:
         except DriverError as error:
             del self._connecting[connection]
             self._pauses[connection].begin()
-            self._idle.append(connection)
             # Each waiting batch had a connection that is being made for it. For the last of them there is none now.
             batch = self._waiting.pop() if len(self._waiting) > len(self._connecting) else None
-            if self.is_open:
-                self._report(ConnectionLost(error, batch, has_served=False))
+            self._return(connection, ConnectionLost(error, batch, has_served=False))
         else:
             del self._connecting[connection]
             self._pauses[connection].succeeded()
-            self._idle.append(connection)
-            self._send_waiting()
-            self._report(ConnectionMade())
-
-    def _send_waiting(self) -> None:
-        while self._waiting and (connection := self._take_ready()) is not None:
-            self._submit(connection, self._waiting.popleft())
+            self._return(connection, ConnectionMade())
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
         try:

@@ -13,10 +13,12 @@ import asyncio
 import logging
 import math
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -59,6 +61,8 @@ SLOW_AFTER_S = 0.02
 SLOW_TOGETHER_S = 0.05
 """The same for many tasks that have run this long together. More, because a busy machine slows all of them, wherever they run."""
 ASSIGNMENT_BYTES = 1 << 25
+NO_LIMIT = sys.maxsize
+"""Of the number of tasks that a child may be assigned."""
 NAMES_SHOWN = 5
 
 assigned_fields = itemgetter(*map(Claim._fields.index, Assignment._fields[1:]))
@@ -79,28 +83,10 @@ class Assignments:
         self.abandoned: set[int] = set()
         self.groups: deque[tuple[int, int, float]] = deque()
         """Groups in which a task waits: their last assignment number, how long the child had worked when they were assigned, and when that was."""
-        self._last_no = 0
+        self.last_no = 0
 
     def __contains__(self, assignment_no: int) -> bool:
         return assignment_no in self.claims
-
-    def add(self, claims: Iterable[Claim], worked_us: int) -> RunTasks:
-        """Assign these to the child, whose tasks have taken `worked_us` until now. Returns the message to send."""
-        if len(self.claims) == len(self.begun):
-            self.groups.clear()
-        run = RunTasks([])
-        for claim in claims:
-            self._last_no += 1
-            run.assignments.append(Assignment._make((self._last_no, *assigned_fields(claim))))
-            self.claims[self._last_no] = claim if claim.weight <= KEPT_BYTES else claim._replace(args="", inputs=None)
-        self.groups.append((self._last_no, worked_us, time.monotonic()))
-        return run
-
-    def begin(self, assignment_no: int, began_at: float) -> Claim:
-        self.begun[assignment_no] = began_at
-        while self.groups and self.groups[0][0] <= assignment_no:
-            self.groups.popleft()
-        return self.claims[assignment_no]
 
     def end(self, assignment_no: int) -> Claim:
         self.begun.pop(assignment_no, None)
@@ -273,34 +259,26 @@ class Child:
     # -- tasks
 
     @property
-    def is_open(self) -> bool:
-        """Whether it may be assigned tasks now."""
-        return (
-            self.ready.is_set()
-            and not self.is_spare
-            and self._socket is not None
-            and not self.is_recalled
-            and not self._is_loop_blocked
-            and not self.recycling.is_retiring
-            and (self.predecessor is None or self.budget_left != 0)
-            and not (  # its current task has taken so long that no other should wait behind it
-                self._boot.concurrency == 1
-                and self.assignments.begun
-                and time.monotonic() - self.began_at > SLOW_AFTER_S
-            )
-        )
-
-    @property
-    def budget_left(self) -> int | None:
-        """How many more tasks it may be assigned; None: any number."""
+    def budget_left(self) -> int:
+        """How many more tasks it may be assigned now; `NO_LIMIT` for any number."""
+        if (
+            self.is_spare
+            or self.is_recalled
+            or self._is_loop_blocked
+            or self._socket is None
+            or not self.ready.is_set()
+        ):
+            return 0
+        if self._boot.concurrency == 1 and self.assignments.begun and time.monotonic() - self.began_at > SLOW_AFTER_S:
+            return 0  # its current task has taken so long that no other should wait behind it
         left, older = self.recycling.left, self.predecessor
         if older is None:
             return left
-        capacity = self._boot.concurrency - self.load
+        free = self._boot.concurrency - self.load
         while older is not None:
-            capacity -= older.load
+            free -= older.load
             older = older.predecessor
-        return max(0, capacity if left is None else min(capacity, left))
+        return max(0, min(left, free))
 
     @property
     def load(self) -> int:
@@ -328,10 +306,22 @@ class Child:
 
     def assign(self, claims: Sequence[Claim]) -> None:
         """Send it these tasks. Their rows must be RUNNING in the database already."""
+        held, now = self.assignments, time.monotonic()
+        self.recycling.add(len(claims), now)
         for share in _split_by_size(claims) if len(claims) > 1 else (claims,):
-            run = self.assignments.add(share, self._worked_us)
-            self.recycling.add(len(run.assignments), time.monotonic())
-            self._send(run)
+            if len(held.claims) == len(held.begun):
+                held.groups.clear()
+            run = RunTasks([])
+            for claim in share:
+                held.last_no += 1
+                held.claims[held.last_no] = claim
+                run.assignments.append(Assignment._make((held.last_no, *assigned_fields(claim))))
+            held.groups.append((held.last_no, self._worked_us, now))
+            # It has the large payloads now. Only a message that is large itself can contain one.
+            if self._send(run) > KEPT_BYTES:
+                for assignment_no, *_ in run.assignments:
+                    if (claim := held.claims[assignment_no]).weight > KEPT_BYTES:
+                        held.claims[assignment_no] = claim._replace(args="", inputs=None)
 
     def recall(self, behind: int) -> None:
         """Ask for its unbegun tasks, which it returns. It gets no new ones until its current task has ended."""
@@ -401,15 +391,17 @@ class Child:
 
     # -- messages
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:  # noqa: C901 - one case for each kind
         assignments = self.assignments
         self.unanswered_since = None
         # There is a Began for every task, and by itself it changes nothing that the dispatcher could act on.
         self._has_reports = self._has_reports or not isinstance(message, Began)
         match message:
             case Began(number) if number in assignments.claims and number not in assignments.begun:
-                self.began_at = time.monotonic()
-                self._report(self, TaskBegan(number, assignments.begin(number, self.began_at)))
+                self.began_at = assignments.begun[number] = time.monotonic()
+                while assignments.groups and assignments.groups[0][0] <= number:
+                    assignments.groups.popleft()
+                self._report(self, TaskBegan(number, assignments.claims[number]))
             case Progress(number, fraction, text):
                 if number in assignments.claims:  # else it comes from a thread that outlived its task
                     self._report(self, TaskProgress(assignments.claims[number], fraction, text))
@@ -507,28 +499,29 @@ class Child:
             return False
         return bool(data)
 
-    def _send(self, message: Message) -> None:
-        """Send a message; to a dead child, do nothing."""
+    def _send(self, message: Message) -> int:
+        """Send a message, and return its length; to a dead child, do nothing."""
+        data = pack(message)
         if self._socket:
-            was_empty = not self._out
-            self._out += pack(message)
-            if was_empty and not self._write(self._socket):
-                self._loop.add_writer(self._socket.fileno(), self._on_writable, self._socket)
+            is_waiting = bool(self._out)
+            self._out += data
+            if not is_waiting:
+                self._write(self._socket)
+        return len(data)
 
-    def _on_writable(self, ours: socket.socket) -> None:
-        if self._write(ours):
-            self._loop.remove_writer(ours.fileno())
-            self._report(self, ReportsRead())
-
-    def _write(self, ours: socket.socket) -> bool:
-        """Write what the socket accepts. Return whether nothing is left."""
+    def _write(self, ours: socket.socket, *, is_watched: bool = False) -> None:
+        """Write what the socket accepts. `is_watched`: the event loop calls this, because it did not accept all of it before."""
         try:
             del self._out[: ours.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
             self._out.clear()  # the child is dying; its process reports the end
-        return not self._out
+        if self._out and not is_watched:
+            self._loop.add_writer(ours.fileno(), partial(self._write, ours, is_watched=True))
+        elif is_watched and not self._out:
+            self._loop.remove_writer(ours.fileno())
+            self._report(self, ReportsRead())
 
     def _close(self) -> None:
         if self._socket:
@@ -579,7 +572,7 @@ class RecyclePolicy:
 
     def add(self, tasks: int, now: float) -> None:
         self.assigned += tasks
-        if self.left == 0:
+        if self.budget is not None and self.assigned >= self.budget and not self.is_extended:
             self.worn_out_at = now
 
     def set_too_big(self, now: float) -> None:
@@ -587,15 +580,19 @@ class RecyclePolicy:
             self.is_too_big, self.worn_out_at = True, now
 
     @property
-    def left(self) -> int | None:
-        if self.budget is None or self.is_extended:
-            return None
-        return max(0, self.budget - self.assigned)
+    def left(self) -> int:
+        """How many more tasks it may be assigned: none if it is to be replaced, `NO_LIMIT` for any number."""
+        if self.is_retired:
+            return 0
+        if self.is_extended:
+            return NO_LIMIT
+        if self.is_too_big:
+            return 0
+        return NO_LIMIT if self.budget is None else max(0, self.budget - self.assigned)
 
     @property
     def is_retiring(self) -> bool:
-        """Whether it gets no new tasks, and is to be replaced."""
-        return self.is_retired or (not self.is_extended and (self.is_too_big or self.left == 0))
+        return self.left == 0
 
     def life_s(self, now: float) -> float:
         if self.worn_out_at is not None:

@@ -91,9 +91,9 @@ from horsies.worker.plan import (
     Sent,
     StopStage,
     find_bad_rows,
-    has_capacity,
     held_claims,
     is_drained,
+    is_full,
     next_wakeup,
     plan_assignments,
     plan_batch,
@@ -220,8 +220,10 @@ class Dispatcher:
                     state.prefetch.observe(done.duration_us)
                 if state.progress:
                     state.progress.pop((claim.id, claim.claim_no), None)
-                if done.misfit is Misfit.NONE:
-                    self._add_ending(claim, ending_from_done(claim, done))
+                if state.stops_requested:
+                    self._add_stopped(claim, done)
+                elif done.misfit is Misfit.NONE:
+                    state.endings.append(ending_from_done(claim, done))
                 else:
                     self._add_unfit(claim, done)
                 if self.group is not None and self.group.slot is None:
@@ -258,7 +260,7 @@ class Dispatcher:
         if now >= state.due_at:
             state.due_at = math.inf
             state.may_have_due_tasks = True
-        if state.watermarks.rescan_in_s(now) == 0.0:
+        if state.watermarks.is_rescan_wanted and state.watermarks.rescan_not_before <= now:
             state.may_have_tasks = True
         for deadline in state.deadlines.due(now):
             self._enforce(deadline)
@@ -471,18 +473,19 @@ class Dispatcher:
 
     # -- endings
 
-    def _add_ending(self, claim: Claim, ending: Ending) -> None:
-        """Add an ending that a child reported."""
-        state = self._state
-        if state.stops_requested:
-            key = claim.id, claim.claim_no
-            state.stops_requested.discard(key)
-            if key in state.stops_by_shutdown and ending.status is not TaskStatus.COMPLETED:
-                state.stops_by_shutdown.discard(key)
-                error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-                state.interrupted.append(failed_ending(claim, error))
-                return
-        state.endings.append(ending)
+    def _add_stopped(self, claim: Claim, done: Done) -> None:
+        """Add what a child reported while tasks were requested to stop: this one may be one of them."""
+        state, key = self._state, (claim.id, claim.claim_no)
+        state.stops_requested.discard(key)
+        is_interrupted = key in state.stops_by_shutdown
+        state.stops_by_shutdown.discard(key)
+        if done.misfit is not Misfit.NONE:
+            self._add_unfit(claim, done)
+        elif is_interrupted and done.status != TaskStatus.COMPLETED.value:
+            error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
+            state.interrupted.append(failed_ending(claim, error))
+        else:
+            state.endings.append(ending_from_done(claim, done))
 
     def _add_failure(self, claim: Claim, error: TaskError) -> None:
         """Add an ending that the child could not report."""
@@ -505,8 +508,6 @@ class Dispatcher:
     def _add_unfit(self, claim: Claim, done: Done) -> None:
         """Add a claim that its child could not run."""
         state = self._state
-        state.stops_requested.discard((claim.id, claim.claim_no))
-        state.stops_by_shutdown.discard((claim.id, claim.claim_no))
         signature = state.known_tasks.signatures.get(claim.task_name)
         if done.misfit is not Misfit.UNKNOWN:
             log.info("task %s (%s) cannot be run by this worker: %s", claim.task_name, claim.id, done.misfit.name)
@@ -551,32 +552,29 @@ class Dispatcher:
             state.releases.append(state.buffer.popleft().claim)
         while state.is_stopping and state.unread:
             state.releases.append(state.unread.popleft())
-        while self._may_send(now) and (batch := plan_batch(state, now)):
+        while (batch := self._next_batch(now)) is not None:
             state.delay_until = None
             self._take(batch, now)
             self._sender.send(batch)
         if state.is_stopping and is_drained(state):
             self._drained.set()
         self._fire_by(next_wakeup(state, now), now)
-        self.is_full = not has_capacity(state)
+        self.is_full = is_full(state)
         if self.on_surplus is not None:
-            self.on_surplus(surplus_lane(state))
+            self.on_surplus(surplus_lane(state) if self.is_full else None)
 
-    def _may_send(self, now: float) -> bool:
-        state, sender = self._state, self._sender
-        if now < self._backoff.until:
-            state.blocked_until = self._backoff.until
-            return False
-        if not sender.can_send(now):
-            state.blocked_until = sender.can_send_at() or math.inf
-            return False
-        state.blocked_until = 0.0
-        if should_delay_batch(state):
-            delay_s = PREFETCH_BATCH_DELAY_S if state.prefetch.is_adaptive else BATCH_DELAY_S
-            state.delay_until = state.delay_until or now + delay_s
-            return now >= state.delay_until
-        state.delay_until = None
-        return True
+    def _next_batch(self, now: float) -> Batch | None:
+        state = self._state
+        state.blocked_until = max(self._backoff.until, self._sender.can_send_at())
+        if state.blocked_until > now:
+            return None
+        if not should_delay_batch(state):
+            state.delay_until = None
+        elif state.delay_until is None:
+            state.delay_until = now + (PREFETCH_BATCH_DELAY_S if state.prefetch.is_adaptive else BATCH_DELAY_S)
+        if state.delay_until is not None and state.delay_until > now:
+            return None
+        return plan_batch(state, now)
 
     def _fire_by(self, at: float, now: float) -> None:
         """Let the timer fire at this time or earlier. It is only ever moved to an earlier time: to fire too early does no harm."""
@@ -653,7 +651,7 @@ class Dispatcher:
                 self._backoff.connected()
         self._send_ready_batches()
 
-    def _on_committed(self, batch: Batch, sent: Sent, result: BatchResult) -> None:
+    def _on_committed(self, batch: Batch, sent: Sent, result: BatchResult) -> None:  # noqa: C901 - one branch for each kind of part
         state, now = self._state, self._clock()
         self._backoff.succeeded()
         if subscribers:
@@ -673,21 +671,17 @@ class Dispatcher:
         if batch.claim_requests:
             state.claims_separately = False
             self._update_watermarks(batch, sent, result, now)
-            runnable += self._on_claimed(batch, result, sent.at + state.limits.lease_ms / 1000)
-        loaded = self._on_loaded(batch, result) if batch.loads else []
-        if runnable or loaded:
-            self._assign(runnable, loaded)
-
-    def _assign(self, claims: list[Claim], loaded: list[Claim]) -> None:
-        """Assign RUNNING claims to the children, except those whose payload is not yet read."""
-        state = self._state
-        if any([claim.is_unread for claim in claims]):  # noqa: C419 - a generator takes longer
-            state.unread.extend([claim for claim in state.watermarks.in_order(claims) if claim.is_unread])
-            claims = [claim for claim in claims if not claim.is_unread]
-        shares, rest = plan_assignments(state, [*claims, *loaded])
-        state.releases.extend(rest)  # a child has died since the claim was sent
-        for child, share in shares.items():
-            child.assign(share)
+            runnable += self._on_claimed(batch, sent, result)
+        if any([claim.is_unread for claim in runnable]):  # noqa: C419 - a generator takes longer
+            state.unread.extend([claim for claim in state.watermarks.in_order(runnable) if claim.is_unread])
+            runnable = [claim for claim in runnable if not claim.is_unread]
+        if batch.loads:
+            runnable += self._on_loaded(batch, result)
+        if runnable:
+            shares, rest = plan_assignments(state, runnable)
+            state.releases.extend(rest)  # a child has died since the claim was sent
+            for child, share in shares.items():
+                child.assign(share)
 
     def _on_promoted(self, result: BatchResult) -> None:
         state, is_stuck = self._state, result.overdue and not result.promoted_lanes
@@ -722,13 +716,12 @@ class Dispatcher:
         if len(claims) < limit and sent.notifications == state.notifications:
             state.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
 
-    def _on_claimed(self, batch: Batch, result: BatchResult, until: float) -> list[Claim]:
-        """Return what is RUNNING and known here. The rest is buffered, or unfit.
-
-        `until` is when leases end: they count from when the claim was sent, so that they end here before they end in the database.
-        """
+    def _on_claimed(self, batch: Batch, sent: Sent, result: BatchResult) -> list[Claim]:
+        """Return what is RUNNING and known here. The rest is buffered, or unfit."""
         state, runnable = self._state, list[Claim]()
         names = state.known_tasks.signatures
+        # From when it was sent, so that leases end here before they end in the database.
+        until = sent.at + state.limits.lease_ms / 1000
         for request, group in zip(batch.claim_requests, result.claimed, strict=True):
             known = [claim for claim in group if claim.task_name in names]
             if len(known) < len(group):

@@ -31,7 +31,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimRequest, Lane
+from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimRequest, Lane, lanes_from_start
 from horsies.tasks.unknown import KnownTasks, UnfitClaim
 from horsies.worker.batch import (
     Batch,
@@ -90,6 +90,10 @@ class PrefetchPolicy:
     """Rows may wait as CLAIMED in the parent."""
     child_limit: int = field(init=False)
     """How many tasks one child may hold."""
+    child_limit_max: int = field(init=False)
+    """How many a child may be assigned that were claimed when its limit was higher: if they are too many, they are recalled."""
+    worker_limit: int = field(init=False)
+    """How many rows the worker may hold, RUNNING and CLAIMED together."""
     tasks_are_short: bool = False
     """Tasks take less time than the commit between two of them."""
     _worked_us: float = PREFETCH_US  # until measured, nothing waits in a child
@@ -97,8 +101,11 @@ class PrefetchPolicy:
 
     def __post_init__(self) -> None:
         self.is_adaptive = self.prefetch_buffer == "auto"
-        self.has_buffer = self.prefetch_buffer != "auto" and self.prefetch_buffer > 0
+        buffer = 0 if self.prefetch_buffer == "auto" else self.prefetch_buffer
+        self.has_buffer = buffer > 0
         self.child_limit = self.concurrency
+        self.child_limit_max = self.concurrency - 1 + PREFETCH_MAX if self.is_adaptive else self.concurrency
+        self.worker_limit = self.processes * self.child_limit + buffer
 
     def observe(self, duration_us: int) -> None:
         decay = AVERAGED_US / (AVERAGED_US + duration_us)
@@ -109,29 +116,12 @@ class PrefetchPolicy:
             # Also with many slots, the tasks count as if they ran one by one: those that wait for nothing use one CPU.
             ahead = int(PREFETCH_US * tasks / max(worked_us, 1.0))
             self.child_limit = self.concurrency - 1 + max(1, min(PREFETCH_MAX, ahead))
-
-    @property
-    def child_limit_max(self) -> int:
-        """How many a child may be assigned that were claimed when its limit was higher: if they are too many, they are recalled."""
-        return self.concurrency - 1 + PREFETCH_MAX if self.is_adaptive else self.concurrency
-
-    @property
-    def worker_limit(self) -> int:
-        """How many rows the worker may hold, RUNNING and CLAIMED together."""
-        buffer = 0 if self.prefetch_buffer == "auto" else self.prefetch_buffer
-        return self.processes * self.child_limit + buffer
+            self.worker_limit = self.processes * self.child_limit
 
     @property
     def described_limit(self) -> str:
         """The limit of the worker, for the log."""
         return f"auto (at most {self.processes * self.child_limit_max})" if self.is_adaptive else str(self.worker_limit)
-
-    def child_capacity(self, load: int) -> int:
-        """Return how many more tasks a child with this load may hold. One that has no free slot and is nearly full counts as full."""
-        free = self.child_limit - load
-        if load < self.concurrency or free * REFILL_PART >= self.child_limit:
-            return free
-        return 0
 
 
 class BufferedClaim(NamedTuple):
@@ -330,22 +320,31 @@ def is_drained(state: DispatcherState) -> bool:
     return is_stored and not state.unsettled.difference(*[part.unsettled for part in state.quarantine])
 
 
-def has_capacity(state: DispatcherState) -> bool:
-    """Return whether a child could be assigned one more task. A claim that is in flight may be for it."""
+def child_capacity(state: DispatcherState) -> int:
+    """Return how many more tasks the children can take. Claims that are in flight may be for them."""
+    prefetch, capacity = state.prefetch, 0
+    for child in state.children:
+        load = child.load
+        free = prefetch.child_limit - load
+        # A child that has no free slot and is nearly full counts as full.
+        if free > 0 and (load < prefetch.concurrency or free * REFILL_PART >= prefetch.child_limit):
+            capacity += min(free, child.budget_left)
+    return capacity
+
+
+def is_full(state: DispatcherState) -> bool:
+    """Return whether no child can be assigned one more task."""
     limit = 0 if state.prefetch.has_buffer else state.limits.max_claim_per_worker
     if state.is_stopping or (limit and sum([child.load for child in state.children]) >= limit):
-        return False
-    return any(child.is_open and state.prefetch.child_capacity(child.load) > 0 for child in state.children)
+        return True
+    return not child_capacity(state)
 
 
 def surplus_lane(state: DispatcherState) -> Lane | None:
-    """Return a lane in which there may be more tasks than this worker can take."""
-    if not state.may_have_tasks or state.is_stopping or has_capacity(state):
+    """Return, for a worker that is full, the first lane in which there may be more tasks than it can take."""
+    if not state.may_have_tasks or state.is_stopping or any(batch.claim_requests for batch in state.in_flight):
         return None
-    if any(batch.claim_requests for batch in state.in_flight):
-        return None
-    lanes = state.watermarks.lanes(1)
-    return lanes[0] if lanes else None
+    return next(iter(state.watermarks.lanes(1)), None)
 
 
 # -- the next batch
@@ -360,32 +359,15 @@ def should_delay_batch(state: DispatcherState) -> bool:
         return False
     if state.prefetch.is_adaptive:
         # The children have enough to do until the next claim, and that batch takes what has ended by then.
-        return not _free_to_run(state) and len(state.endings) < ENDINGS_PER_BATCH
+        return len(state.endings) < ENDINGS_PER_BATCH and not _free_to_run(state)
     return bool(state.in_flight) or any(child.load for child in state.children)
 
 
-def plan_batch(state: DispatcherState, now: float) -> Batch | None:
-    """Return a batch of all that can be sent now; None when there is nothing to do.
-
-    A quarantined part, a step of a search and large payloads to read each have a batch of their own.
-    """
-    for part in state.quarantine:
-        if part.not_before <= now:
-            return part
-    if state.search_step is not None:
-        return Batch(state.worker, state.database, state.limits.caps, search=state.search_step)
-    # One at a time, and only when the children have received what was read before: the parent must not hold many large payloads.
-    if (
-        state.unread
-        and not any(batch.loads for batch in state.in_flight)
-        and sum(child.unsent_bytes for child in state.children) < MAX_LOAD_BYTES
-    ):
-        loads = list(islice(state.unread, LOADS_PER_BATCH))
-        return Batch(state.worker, state.database, state.limits.caps, loads=loads)
-    return _plan_shared_batch(state, now)
-
-
-def _plan_shared_batch(state: DispatcherState, now: float) -> Batch | None:
+def plan_batch(state: DispatcherState, now: float) -> Batch | None:  # noqa: C901 - one branch for each kind of part
+    """Return a batch of all that can be sent now; None when there is nothing to do."""
+    is_special = state.quarantine or state.search_step is not None or state.unread
+    if is_special and (separate := _plan_separate_batch(state, now)) is not None:
+        return separate
     limits = state.limits
     endings = _plan_endings(state) if state.endings else []
     starts: list[Claim] = []
@@ -408,15 +390,15 @@ def _plan_shared_batch(state: DispatcherState, now: float) -> Batch | None:
     requests = _plan_claim_requests(state, len(starts), len(endings), now) if may_claim else []
     if not (has_others or requests):
         return None
-    claim_from, lanes = ClaimFrom.START, list[Lane]()
+    claim_from, lanes, watermarks = ClaimFrom.START, list[Lane](), state.watermarks
     if requests:
-        if state.watermarks.is_rescan_due(now):
-            lanes = state.watermarks.rescan_lanes()
+        if (watermarks.is_rescan_wanted or not watermarks.lane_count) and now >= watermarks.rescan_not_before:
+            lanes = lanes_from_start(watermarks.queues)
         elif has_caps or limits.max_claim_batch:
             # Also queues without a watermark: a claim that met a cap has not seen all that waits.
-            claim_from, lanes = ClaimFrom.QUEUES, state.watermarks.queue_lanes()
+            claim_from, lanes = ClaimFrom.QUEUES, watermarks.queue_lanes()
         else:
-            claim_from, lanes = ClaimFrom.WATERMARKS, state.watermarks.lanes(sum([each.limit for each in requests]))
+            claim_from, lanes = ClaimFrom.WATERMARKS, watermarks.lanes(sum([each.limit for each in requests]))
     return Batch(
         worker=state.worker,
         database=state.database,
@@ -434,6 +416,24 @@ def _plan_shared_batch(state: DispatcherState, now: float) -> Batch | None:
         frees_capped=has_caps and freeing,
         unsettled=sorted(unsettled),
     )
+
+
+def _plan_separate_batch(state: DispatcherState, now: float) -> Batch | None:
+    """Return a quarantined part, a step of a search or large payloads to read: each has a batch of its own."""
+    for part in state.quarantine:
+        if part.not_before <= now:
+            return part
+    if state.search_step is not None:
+        return Batch(state.worker, state.database, state.limits.caps, search=state.search_step)
+    # One at a time, and only when the children have received what was read before: the parent must not hold many large payloads.
+    if (
+        state.unread
+        and not any(batch.loads for batch in state.in_flight)
+        and sum(child.unsent_bytes for child in state.children) < MAX_LOAD_BYTES
+    ):
+        loads = list(islice(state.unread, LOADS_PER_BATCH))
+        return Batch(state.worker, state.database, state.limits.caps, loads=loads)
+    return None
 
 
 def _plan_endings(state: DispatcherState) -> list[Ending]:
@@ -460,11 +460,7 @@ def _plan_endings(state: DispatcherState) -> list[Ending]:
 
 def _free_to_run(state: DispatcherState) -> int:
     """Return how many more tasks the children can take now, besides what batches in flight may bring."""
-    free = -len(state.unread)
-    for child in state.children:
-        if child.is_open:
-            capacity, left = state.prefetch.child_capacity(child.load), child.budget_left
-            free += capacity if left is None else min(capacity, left)
+    free = child_capacity(state) - len(state.unread)
     for batch in state.in_flight:
         free -= len(batch.starts) + len(batch.loads)
         for request in batch.claim_requests:
@@ -497,6 +493,7 @@ def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now
     to_run = max(0, min(_free_to_run(state) - starting, free))
     to_buffer = free - to_run if prefetch.has_buffer else 0
     queue_limit = limits.max_claim_batch
+    avoided_names, avoided_signatures = state.known_tasks.avoided(now)
     wanted = [(TaskStatus.RUNNING, to_run, queue_limit or None)] if to_run else []
     if to_buffer > 0 and (not queue_limit or queue_limit > to_run):  # both together keep to the limit of a queue
         wanted.append((TaskStatus.CLAIMED, to_buffer, queue_limit - to_run if queue_limit else None))
@@ -509,8 +506,8 @@ def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now
             queue_limit=of_queue,
             caps=limits.caps,
             excluded=sorted([task_id for task_id, until in state.skipped.items() if until > now]),
-            avoided_names=state.known_tasks.avoided_names(now),
-            avoided_signatures=state.known_tasks.avoided_signatures(now),
+            avoided_names=avoided_names,
+            avoided_signatures=avoided_signatures,
         )
         for status, limit, of_queue in wanted
     ]
@@ -524,11 +521,10 @@ def plan_assignments(state: DispatcherState, claims: Sequence[Claim]) -> tuple[d
     shares: dict[Child, list[Claim]] = {}
     free: list[tuple[int, int, int, Child]] = []  # load, place, the load that it may have
     for place, child in enumerate(() if state.is_stopping else state.children):
-        if child.is_open:
-            load, left = child.load, child.budget_left
-            most = state.prefetch.child_limit_max if left is None else min(state.prefetch.child_limit_max, load + left)
-            if load < most:
-                free.append((load, place, most, child))
+        load = child.load
+        most = min(state.prefetch.child_limit_max, load + child.budget_left)
+        if load < most:
+            free.append((load, place, most, child))
     heapq.heapify(free)
     rest: list[Claim] = []
     for claim in state.watermarks.in_order(claims) if len(claims) > 1 else claims:
@@ -561,8 +557,8 @@ def next_wakeup(state: DispatcherState, now: float) -> float:  # noqa: C901 - on
         for part in state.quarantine:
             if part.not_before > now:
                 at = min(at, part.not_before)
-    if not state.may_have_tasks and (rescan_s := state.watermarks.rescan_in_s(now)) is not None:
-        at = min(at, now + max(rescan_s, 0.001))
+    if state.watermarks.is_rescan_wanted and not state.may_have_tasks:
+        at = min(at, max(state.watermarks.rescan_not_before, now + 0.001))
     if state.deadlines.heap:
         at = min(at, state.deadlines.heap[0][0])
     if state.prefetch.is_adaptive:

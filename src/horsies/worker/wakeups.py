@@ -2,7 +2,7 @@
 
 The workers that serve the same queues share the notifications (`db/listen_group.py`): one of those that listen acts on each, the others a moment later.
 A worker that knows of more tasks than it can take calls the others with a notification of its own. It does so at growing intervals: in a
-cluster that is busy as a whole no worker can help.
+cluster that is busy as a whole no worker can help. The call of another worker postpones its own, but not beyond twice the interval.
 
 Any client may send notifications, so they only say when to query. `ping` and `cancel` both request a heartbeat, which reads from the rows what is to be
 cancelled: a message about a task without a request in its row changes nothing.
@@ -19,7 +19,7 @@ from typing import Final, Self
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import ALL_KEYS, FOR_ANY, Channel
 from horsies.db.listen_group import BACKUP_S, ListenGroup
-from horsies.db.statement import Op, Rows, load, one, rows
+from horsies.db.statement import Op, Query, Rows, load, rows
 from horsies.tasks.claim import EPOCH, Lane
 from horsies.worker.dispatcher import Dispatcher
 
@@ -49,13 +49,15 @@ class Notifications:
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._group = dispatcher.group = ListenGroup(
             f"{broker.config.schema} {sorted(queues)}",
-            frozenset({Channel.NEW, Channel.CONTROL}),
-            poll=partial(look_for_work, dispatcher.worker, queues),
+            (Channel.NEW, Channel.CONTROL),
+            poll=look_for_work(dispatcher.worker, queues),
             has_capacity=lambda: not dispatcher.is_full,
         )
         self._surplus: Lane | None = None
         self._call_pause_s = CALL_S
         self._call_timer: asyncio.TimerHandle | None = None
+        self._call_by = 0.0
+        """When this worker calls at the latest, whatever calls it receives: they may be forged."""
         dispatcher.on_surplus = self._on_surplus
         self._deferred: dict[tuple[str, str | None], tuple[int, str]] = {}
         """By priority and queue: the earliest time, and its payload."""
@@ -84,16 +86,6 @@ class Notifications:
 
     # -- from the thread that reads
 
-    def _on_new(self, payload: str | None) -> None:
-        if payload is None and self._listener.is_listening:
-            self._loop.call_soon_threadsafe(self._dispatcher.on_database_reached)
-            self._loop.call_soon_threadsafe(self._dispatcher.promote_in, 0.0)  # a `later` may have been missed, too
-        # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
-        if threading.get_ident() == self._own_thread:
-            self._share(payload)
-        else:
-            self._loop.call_soon_threadsafe(self._share, payload)
-
     def _on_control(self, payload: str | None) -> None:
         match (payload or "").split(" "):
             case [""] | [_, "cancel", _] | [_, "ping"]:
@@ -111,8 +103,15 @@ class Notifications:
         self._heartbeat_timer, self._heartbeat_at = None, self._loop.time() + CONTROL_EVERY_S
         self._request_heartbeat()
 
-    def _share(self, payload: str | None) -> None:
+    def _on_new(self, payload: str | None) -> None:  # noqa: C901 - one branch for each kind of payload
         """Act on it now if it is this worker's turn, and otherwise a moment later."""
+        if threading.get_ident() != self._own_thread:
+            # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
+            self._loop.call_soon_threadsafe(self._on_new, payload)
+            return
+        if payload is None and self._listener.is_listening:
+            self._dispatcher.on_database_reached()
+            self._dispatcher.promote_in(0.0)  # a `later` may have been missed, too
         for_any = payload is not None and payload.startswith(FOR_ANY)
         if payload is not None and for_any:
             payload = payload.removeprefix(FOR_ANY)
@@ -121,7 +120,8 @@ class Notifications:
             return
         if for_any and self._call_timer is not None:  # another worker has called
             self._call_timer.cancel()
-            self._call_timer = self._loop.call_later(self._call_pause_s, self._call_for_help)
+            at = min(self._loop.time() + self._call_pause_s, self._call_by)
+            self._call_timer = self._loop.call_at(at, self._call_for_help)
         if payload is None or numbered is None or for_any or self._group.owns(int(numbered[2])):
             self._dispatcher.on_notification(payload)
             return
@@ -149,7 +149,9 @@ class Notifications:
         if lane is None:
             self._call_pause_s = CALL_S
         elif self._call_timer is None:
-            self._call_timer = self._loop.call_later(self._call_pause_s, self._call_for_help)
+            now = self._loop.time()
+            self._call_by = now + 2 * self._call_pause_s
+            self._call_timer = self._loop.call_at(now + self._call_pause_s, self._call_for_help)
 
     def _call_for_help(self) -> None:
         self._call_timer = None
@@ -163,12 +165,9 @@ class Notifications:
 # -- statements
 
 
-def look_for_work(worker: str, queues: Sequence[str]) -> Op[frozenset[Channel]]:
-    """Return on which channels a worker that does not listen may have missed something."""
-    row = yield from one(SQL["look_for_work"](worker=worker, queues=list(queues)))
-    has_tasks, has_cancelled = row or (False, False)
-    missed = {Channel.NEW: has_tasks, Channel.CONTROL: has_cancelled}
-    return frozenset(channel for channel, is_missed in missed.items() if is_missed)
+def look_for_work(worker: str, queues: Sequence[str]) -> Query:
+    """Return what a worker that does not listen asks: whether there is a task for it, and whether one of its own is to be cancelled."""
+    return SQL["look_for_work"](worker=worker, queues=list(queues))
 
 
 def call_for_help(queues: Sequence[str], lane: Lane) -> Op[Rows]:

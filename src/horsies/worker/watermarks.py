@@ -62,6 +62,8 @@ class _LaneState:
     """The watermark set by the last claim; None before the first. Hints do not change it."""
     woken_at: int = 0
     """The sequence number of the last hint."""
+    is_awake: bool = False
+    """Rows may wait in it."""
 
 
 @dataclass(slots=True)
@@ -81,7 +83,8 @@ class Watermarks:
     """Lanes in which rows may wait, in order of service: position of the queue, and priority."""
     _served: set[str] = field(default_factory=set[str])
     """Queues in which a claim has found rows."""
-    _rescan_due: bool = True
+    is_rescan_wanted: bool = True
+    """A rescan should be made at `rescan_not_before`, even if nothing else happens."""
     _rescan_not_before: float = 0.0
     _is_hinted: bool = False
     """A notification requested the rescan that is due."""
@@ -106,22 +109,11 @@ class Watermarks:
 
     # -- where to claim from
 
-    def is_rescan_due(self, now: float) -> bool:
-        return (self._rescan_due or not self.lane_count) and now >= self._start_not_before
-
-    def rescan_in_s(self, now: float) -> float | None:
-        """Return how long until a rescan should be made even if nothing else happens."""
-        return max(0.0, self._start_not_before - now) if self._rescan_due else None
-
     @property
-    def _start_not_before(self) -> float:
+    def rescan_not_before(self) -> float:
         if self._dropped_at:
             return self._dropped_not_before
         return self._hinted_not_before if self._is_hinted else self._rescan_not_before
-
-    def rescan_lanes(self) -> list[Lane]:
-        """Return each queue from its start, in order of service."""
-        return lanes_from_start(self.queues)
 
     def lanes(self, limit: int) -> list[Lane]:
         """Return each queue and priority from its watermark, in order of service; of very many, the first that are awake."""
@@ -150,7 +142,7 @@ class Watermarks:
             Lane(queue, first := min(lanes), lanes[first].watermark)
             if queue in self._served and (lanes := self._lanes[queue])
             else start
-            for queue, start in zip(self.queues, self.rescan_lanes(), strict=True)
+            for queue, start in zip(self.queues, lanes_from_start(self.queues), strict=True)
         ]
 
     # -- hints
@@ -160,11 +152,16 @@ class Watermarks:
 
         `is_trusted`: the payload was read from the database. None is always trusted: it comes from our own code.
         """
-        row = _parse(payload)
-        if row is None:
+        # A pattern, because `int` accepts more than digits: underscores, a sign, white space and the digits of every script.
+        parts = _HINT.fullmatch(payload or "")
+        try:
+            enqueued_at = EPOCH + timedelta(microseconds=int(parts[2])) if parts else None
+        except OverflowError:
+            enqueued_at = None
+        if not (parts and enqueued_at and LOWEST_PRIORITY <= (priority := int(parts[1])) <= HIGHEST_PRIORITY):
             self.request_rescan(is_hint=payload is not None)
             return True
-        queue, priority, enqueued_at = row
+        queue = parts[3]
         if queue not in self._positions:
             return False
         lane = self._lanes[queue].get(priority) or self._add_lane(queue, priority, enqueued_at)
@@ -175,13 +172,14 @@ class Watermarks:
         self._wake(queue, priority, lane)
         lane.hints.append((self.sequence, enqueued_at))
         lane.watermark = min(enqueued_at, lane.watermark)
-        self._drop_lanes(queue)
+        if len(self._lanes[queue]) > self.limits.lanes_per_queue:
+            self._drop_lanes(queue)
         return True
 
     def request_rescan(self, *, is_hint: bool = False) -> None:
         self.sequence += 1
         self._missed_at = self.sequence
-        self._rescan_due = self._is_hinted = True
+        self.is_rescan_wanted = self._is_hinted = True
         if not is_hint:
             self._surely_missed_at = self.sequence
             self._hinted_not_before = 0.0
@@ -191,16 +189,16 @@ class Watermarks:
     def on_claimed(self, claims: Sequence[Claim], *, lanes: Sequence[Lane] = (), limit: int, sent_at: int) -> None:
         """Raise the watermarks after a claim from these lanes. One that was filled leaves open what is behind the watermarks."""
         count, is_sure = self._raise_watermarks(claims, sent_at)
-        self._rescan_due = self._rescan_due or count >= limit or not is_sure
+        self.is_rescan_wanted = self.is_rescan_wanted or count >= limit or not is_sure
         if count >= limit:
             last = max((self._positions[claim.queue_name], claim.priority) for claim in claims)
             lanes = [lane for lane in lanes if (self._positions[lane.queue_name], lane.priority) < last]
         # These gave all that they had, as far as was known when the claim was sent.
         for empty in lanes:
-            key = self._positions[empty.queue_name], empty.priority
             lane = self._lanes[empty.queue_name].get(empty.priority)
-            if lane is not None and lane.woken_at <= sent_at and self._is_awake(key):
-                del self._awake[bisect_left(self._awake, key)]
+            if lane is not None and lane.is_awake and lane.woken_at <= sent_at:
+                lane.is_awake = False
+                del self._awake[bisect_left(self._awake, (self._positions[empty.queue_name], empty.priority))]
 
     def on_rescanned(self, claims: Iterable[Claim], *, limit: int, sent_at: int, now: float, cost_s: float) -> None:
         """Raise the watermarks after a rescan. One that was not filled has seen everything."""
@@ -214,7 +212,7 @@ class Watermarks:
             self._dropped_at = 0
         if self._missed_at > sent_at:
             return  # the same, but requested by hints, of which there may be any number: after the pause
-        self._rescan_due = count >= limit or not is_sure
+        self.is_rescan_wanted = count >= limit or not is_sure
         self._is_hinted = False
 
     def _raise_watermarks(self, claims: Iterable[Claim], sent_at: int) -> tuple[int, bool]:
@@ -236,7 +234,8 @@ class Watermarks:
             lane.claimed_watermark = watermark
             is_sure = is_sure and len(unseen) < self.limits.hints_per_lane
         for queue in {queue for queue, _ in oldest}:
-            self._drop_lanes(queue)
+            if len(self._lanes[queue]) > self.limits.lanes_per_queue:
+                self._drop_lanes(queue)
         return count, is_sure
 
     # -- lanes
@@ -248,16 +247,13 @@ class Watermarks:
 
     def _drop_lanes(self, queue: str) -> None:
         """Drop lanes of a queue that has too many: those that sleep, and if that is not enough the last in order of service."""
-        lanes, most = self._lanes[queue], self.limits.lanes_per_queue
-        if len(lanes) <= most:
-            return
-        position = self._positions[queue]
-        kept = sorted(priority for priority in lanes if self._is_awake((position, priority)))
+        lanes, most, position = self._lanes[queue], self.limits.lanes_per_queue, self._positions[queue]
+        kept = sorted(priority for priority, lane in lanes.items() if lane.is_awake)
         if len(kept) > most:
             del kept[most // 2 :]  # not only one: otherwise this would soon be repeated for the next one
             self.sequence += 1
             self._missed_at = self._dropped_at = self.sequence
-            self._rescan_due = True
+            self.is_rescan_wanted = True
         self._lanes[queue] = {priority: lanes[priority] for priority in kept}
         self.lane_count += len(kept) - len(lanes)
         others = [key for key in self._awake if key[0] != position]
@@ -266,25 +262,6 @@ class Watermarks:
     def _wake(self, queue: str, priority: int, lane: _LaneState) -> None:
         self.sequence += 1
         lane.woken_at = self.sequence
-        key = self._positions[queue], priority
-        if not self._is_awake(key):
-            insort(self._awake, key)
-
-    def _is_awake(self, key: tuple[int, int]) -> bool:
-        index = bisect_left(self._awake, key)
-        return index < len(self._awake) and self._awake[index] == key
-
-
-def _parse(payload: str | None) -> tuple[str, int, datetime] | None:
-    """Return queue, priority and time, if the payload has this form and all three are possible."""
-    # A pattern, because `int` accepts more than digits: underscores, a sign, white space and the digits of every script.
-    parts = _HINT.fullmatch(payload or "")
-    if parts is None:
-        return None
-    priority = int(parts[1])
-    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-        return None
-    try:
-        return parts[3], priority, EPOCH + timedelta(microseconds=int(parts[2]))
-    except OverflowError:
-        return None
+        if not lane.is_awake:
+            lane.is_awake = True
+            insort(self._awake, (self._positions[queue], priority))

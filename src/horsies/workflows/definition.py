@@ -76,7 +76,7 @@ class WorkflowSpec(Generic[Out_co]):
             return InertWorkflowHandle(plan.root, self.registry)
         broker = self.registry.broker
         if connection is None:
-            warn_in_event_loop("await spec.start_async()")
+            warn_in_event_loop("await spec.start_async()", stacklevel=2)
         with self._instrumented(plan) as plan:
             if connection is None:
                 broker.run(partial(start, plan), again=partial(start, plan))
