@@ -19,6 +19,7 @@ from horsies.model.config import AppConfig, PostgresConfig
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.validation import instance_problems, raise_problems
 from horsies.model.worker_config import WorkerConfig
+from horsies.ops.api import Ops
 from horsies.registry import Registry
 from horsies.tasks.handle import Gathering, TaskHandle, refuse_in_event_loop
 from horsies.tasks.ids import to_task_id, to_workflow_id
@@ -160,11 +161,16 @@ class Horsies(Registry):
         """
         if live:
             refuse_in_event_loop("check(live=True)", "await app.check_async(live=True)")
-        return import_module("horsies.doctor.inventory").check_app(self, live=live)
+        return import_module("horsies.inventory").check_app(self, live=live)
 
     async def check_async(self, *, live: bool = False) -> AppCheck:
         """The same for asyncio code."""
         return await to_thread(self.check, live=live)
+
+    @property
+    def ops(self) -> Ops:
+        """Inspect and operate what is in the database: tasks, queues, workers, workflows, schedules, errors and statistics."""
+        return Ops(self)
 
     def pause_queue(self, name: str) -> None:
         """Stop all workers from claiming tasks of this queue, until it is resumed. Sends are accepted."""

@@ -17,6 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from horsies.embedded.server import EmbeddedServer
+from tests.fixtures.processes import ModuleProcess, run_module
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.server import DatabaseServer
@@ -66,15 +67,8 @@ class Horsies:
     def __call__(self, *words: str, env: Mapping[str, str] | None = None) -> Output:
         dropped = ("HORSIES_APP", "HORSIES_DATABASE_URL", "DATABASE_URL")
         inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-        done = subprocess.run(
-            [sys.executable, "-m", "horsies.cli.main", *words],
-            cwd=self.folder,
-            env={**inherited, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+        done = run_module(
+            "horsies.cli.main", *words, env={**inherited, **(env or {})}, cwd=self.folder, timeout_s=TIMEOUT_S
         )
         return Output(done.returncode, done.stdout, done.stderr)
 
@@ -307,7 +301,7 @@ def test_migrate_shows_no_password(horsies: Horsies, server: DatabaseServer, emp
 def test_the_worker_s_app_is_an_argument_or_a_variable(folder: Path, database: str, way: str) -> None:
     named = [] if way == "HORSIES_APP" else ["shop:app"]
     env = {**os.environ, "HORSIES_DATABASE_URL": database, "HORSIES_APP": "shop:app" if not named else ""}
-    with subprocess.Popen(
+    with ModuleProcess(
         [sys.executable, "-m", "horsies.cli.main", "worker", *named, "--processes=1"],
         cwd=folder,
         env=env,
@@ -357,7 +351,7 @@ def test_a_queue_that_the_app_does_not_have_is_refused_before_anything_is_starte
 
 @pytest.mark.promise("W1")
 def test_the_default_number_of_processes_is_the_number_of_cpus(folder: Path, database: str) -> None:
-    with subprocess.Popen(
+    with ModuleProcess(
         [sys.executable, "-m", "horsies.cli.main", "worker", "shop:app"],
         cwd=folder,
         env={**os.environ, "HORSIES_DATABASE_URL": database},
@@ -379,7 +373,7 @@ def test_the_log_level_applies_to_the_worker_and_its_children(
     folder: Path, database: str, level: str, *, is_logged: bool
 ) -> None:
     (folder / "shop.py").write_text(f"{APP}\nimport logging\nlogging.getLogger('shop').error('loaded')\n")
-    with subprocess.Popen(
+    with ModuleProcess(
         [sys.executable, "-m", "horsies.cli.main", "worker", "shop:app", "--processes=1", "--loglevel", level],
         cwd=folder,
         env={**os.environ, "HORSIES_DATABASE_URL": database},

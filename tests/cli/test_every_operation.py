@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from horsies.cli.main import main
 from horsies.db import migrate
@@ -130,3 +131,43 @@ def test_without_app_and_database_it_explains_how_to_name_them() -> None:
     ran = run("status", database_url=None)
     assert ran.code == 2
     assert "give --database-url" in ran.err
+
+
+# -- how the app is named
+
+
+def test_the_app_is_named_by_an_argument_an_option_or_a_variable(cli: Cli, app_file: str, database: str) -> None:
+    for words in ([app_file], ["--app", app_file], ["-A", app_file], ["-a", app_file]):
+        assert {queue["name"] for queue in cli("status", *words, "--json").json["queues"]} == {"mail", "media"}, words
+    ran = CliRunner().invoke(main, ["queues", "list"], env={"HORSIES_APP": app_file, "HORSIES_DATABASE_URL": database})
+    assert "media" in ran.stdout
+
+
+def test_the_database_is_named_by_an_option_or_a_variable(database: str) -> None:
+    for words, env in (
+        ([f"--database-url={database}"], {}),
+        ([f"--database-url={database}"], {"HORSIES_APP": "no_such:app", "DATABASE_URL": GONE}),
+        ([], {"HORSIES_DATABASE_URL": database, "DATABASE_URL": GONE}),
+        ([], {"DATABASE_URL": database}),
+    ):
+        unset: dict[str, str | None] = {"HORSIES_APP": None, "HORSIES_DATABASE_URL": None, "DATABASE_URL": None}
+        ran = CliRunner().invoke(main, ["tasks", "list", *words], env=unset | env)
+        assert (ran.exit_code, ran.stderr) == (0, "no task matches\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("status", "a:b", "--app=c:d"), "the app is named twice, as a:b and as --app c:d"),
+        (("status", "a:b", "--database-url=x"), "both the app a:b and --database-url are given"),
+        (("tasks", "list", "-A", "a:b", "--database-url=x"), "both the app a:b and --database-url are given"),
+        (("status", "postgresql://there"), "give it as --database-url"),
+        (("worker", "a:b", "-A", "c:d"), "the app is named twice"),
+        (("worker",), "name the APP"),
+        (("check",), "name the APP"),
+    ],
+)
+def test_an_app_that_is_named_twice_or_not_at_all_is_wrong_usage(words: tuple[str, ...], expected: str) -> None:
+    ran = run(*words, database_url=None)
+    assert (ran.code, ran.out) == (2, "")
+    assert expected in ran.err

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -13,7 +12,6 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance.rescue import expire_tasks
 from horsies.tasks.finish import finish_tasks
-from horsies.tasks.queues import count_finished
 from tests.cli.conftest import Cli
 from tests.cli.test_tasks import register
 from tests.fixtures.eventually import eventually
@@ -119,9 +117,9 @@ def test_workers_are_listed_and_shown_by_a_prefix_of_their_ids(
     assert (ours["tasks_running"], others["tasks_running"]) == (0, 2)
     assert others["heartbeat_age_s"] >= 75
     assert "1m 1" in cli("workers", "list").out
-    assert "the ids of 2 workers start with" in cli("workers", "show", ME[:8]).err
+    assert "the ids of several workers start with" in cli("workers", "show", ME[:8]).err
     assert cli("workers", "show", ME, "--json").json["is_registered"]
-    assert "no known worker has an id that starts with" in cli("workers", "show", "not an id").err
+    assert "is not the id of a worker" in cli("workers", "show", "not an id").err
 
 
 def test_the_health_of_a_worker_that_is_gone_is_still_shown(cli: Cli, sql: psycopg.Connection) -> None:
@@ -170,20 +168,10 @@ def test_the_status_has_queues_workers_and_finished_tasks(
         "server", "queues", "workers", "finished_last_hour", "workflows", "schedules", "unknown", "oldest_waiting_s",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
-    assert found["finished_last_hour"] == {"COMPLETED": 1}
+    assert found["finished_last_hour"] == {"COMPLETED": 1, "FAILED": 0, "CANCELLED": 0, "EXPIRED": 0}
     text = cli("status").out
     assert "1 ended, 0.0 a minute: 1 COMPLETED" in text
     assert ME in text
-
-
-def test_a_count_that_takes_too_long_is_left_out(
-    cli: Cli, broker: PostgresBroker, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("horsies.tasks.queues.COUNT_TIMEOUT_MS", 50)
-    with psycopg.connect(database) as holder:
-        holder.execute("lock table horsies.finished")
-        assert broker.run(partial(count_finished, 60)) is None
-        assert "more tasks ended today than can be counted" in cli("status").out
 
 
 def test_a_watch_repeats_until_ctrl_c_and_exits_without_an_error(database: str) -> None:

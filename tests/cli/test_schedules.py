@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -18,6 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.schedule import CronSchedule, DailySchedule, IntervalSchedule
 from horsies.model.task import TaskOptions
 from tests.fixtures.journey import column, row
+from tests.fixtures.processes import run_module
 from tests.schedules.steps import declare, store, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -140,15 +139,8 @@ def test_the_scheduler_reports_problems_of_an_app_before_it_connects(tmp_path: P
         "app = Horsies(AppConfig(schedule=ScheduleConfig(schedules=["
         "TaskSchedule(name='a', task_name='lost', pattern=IntervalSchedule(hours=1))])))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "horsies.cli.main", "scheduler", "shop:app"],
-        cwd=tmp_path,
-        env={**os.environ, "HORSIES_DATABASE_URL": "postgresql://unknown@127.0.0.1:1/nothing"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    env = {**os.environ, "HORSIES_DATABASE_URL": "postgresql://unknown@127.0.0.1:1/nothing"}
+    done = run_module("horsies.cli.main", "scheduler", "shop:app", env=env, cwd=tmp_path, timeout_s=30)
     assert done.returncode == 1
     assert "schedule 'a': there is no task 'lost'; this app has none" in done.stderr
     assert "Traceback" not in done.stderr

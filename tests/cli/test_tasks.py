@@ -1,18 +1,18 @@
 """`horsies tasks` for an operator."""
 
 import signal
-from collections import Counter
-from collections.abc import Generator, Sequence
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
 
 import click
 import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies
-from horsies.cli import bulk
-from horsies.cli.bulk import run_in_batches
+from horsies.cli.bulk import run_bulk
 from horsies.db.broker import PostgresBroker
+from horsies.db.statement import Op
+from horsies.ops import bulk
+from horsies.ops.operation import Verb
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskFilter, TaskSummary
 from tests.cli.conftest import Cli
@@ -75,7 +75,7 @@ def test_the_tasks_of_a_worker_are_found_by_a_prefix_of_its_id(
     claim(broker)
     register(sql, ME)
     assert len(cli("tasks", "list", "--json", f"--worker={ME[:4]}").json["tasks"]) == 1
-    assert "no known worker has an id that starts with 'ffff'" in cli("tasks", "list", "--worker=ffff").err
+    assert "no worker has an id that starts with 'ffff'" in cli("tasks", "list", "--worker=ffff").err
 
 
 def register(sql: psycopg.Connection, worker: str) -> None:
@@ -234,7 +234,7 @@ def test_a_dry_run_with_ids_shows_their_statuses(cli: Cli, broker: PostgresBroke
         (["purge", "--status=PENDING"], "not for PENDING"),
         (["retry", "--status=RUNNING"], "not for RUNNING"),
         (["cancel", "--status=FAILED"], "not for FAILED"),
-        (["show", "0198"], "give it in full"),
+        (["show", "x0198"], "is not the id of a task, nor the beginning of one"),
         (["show"], "ID"),
         (["list", "--status=LOST"], "--status"),
         (["list", "--limit=0"], "--limit"),
@@ -276,15 +276,35 @@ def test_ctrl_c_stops_between_two_batches_and_reports_the_progress(
     send_new(broker, 6)
     app, seen = Horsies(app_config), list[str]()
 
-    def act(lines: Sequence[TaskSummary]) -> Counter[str]:
-        signal.raise_signal(signal.SIGINT)
-        seen.extend(line.id for line in lines)
-        return Counter(DONE=len(lines))
+    def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+        def run() -> Op[Mapping[str, int]]:
+            signal.raise_signal(signal.SIGINT)
+            seen.extend(task.id for task in batch)
+            yield from ()
+            return {"DONE": len(batch)}
 
-    run = partial(run_in_batches, app, TaskFilter(), act, verb="touch", words={"DONE": "done"}, dry_run=False, yes=True)
+        return run
+
+    action = bulk.BulkAction(app.broker, TaskFilter(), act, frozenset(), "alice", "touch", "all")
     with pytest.raises(click.ClickException, match=r"stopped by Ctrl-C after 2 of 6; run it again for the rest"):
-        run(as_json=False)
+        run_bulk(app.ops, action, verb="touch", words={"DONE": "done"}, dry_run=False, yes=True, as_json=False)
     app.close()
     assert capsys.readouterr().out == "2: done\n"
     assert len(seen) == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# -- prefixes of ids
+
+
+def test_a_unique_prefix_of_an_id_is_enough(cli: Cli, broker: PostgresBroker) -> None:
+    first, second = "aaaa0000-0000-7000-8000-000000000001", "aaaa0000-0000-7000-8000-000000000002"
+    send(broker, new_task(task_id=first))
+    end_all(broker)
+    assert cli("tasks", "show", "AAAA").out.splitlines()[0].split() == ["id", first]
+    send(broker, new_task(task_id=second))
+    ran = cli("tasks", "cancel", "aaaa0", second)
+    assert ran.code == 1
+    assert f"start with 'aaaa0':\n  {first}\n  {second}\n" in ran.err
+    assert cli("tasks", "list", "--status=PENDING", "--json").json["tasks"], "nothing was cancelled"
+    assert "no task has an id that starts with 'bbbb'" in cli("tasks", "retry", "bbbb").err

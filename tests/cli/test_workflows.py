@@ -115,7 +115,7 @@ def test_runs_are_filtered_by_status_name_and_age(
         (("list", "--since", "yesterday"), 2, "'yesterday' is not a time"),
         (("list", "--status", "LOST"), 2, "'LOST' is not one of"),
         (("list", "--after", str(uuid4())), 1, "give --after an id that was listed"),
-        (("show", "one"), 2, "is not a valid id; give it in full"),
+        (("show", "one"), 2, "is not the id of a workflow"),
         (("show", str(uuid4())), 1, "there is no workflow"),
         (("pause",), 2, "Missing argument 'ID...'"),
     ],

@@ -10,11 +10,10 @@ from horsies.db.migrate import migration_script, migrations
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import ConfigError
 from horsies.model.send_options import Key
-from horsies.model.task import Ended, NewTask, TaskOptions
-from horsies.tasks.enqueue import SLICE_ROWS, enqueue_within
+from horsies.model.task import Ended, TaskOptions
+from horsies.tasks.enqueue import SLICE_ROWS, enqueue, enqueue_within, new_tasks
 from horsies.tasks.finish import finish_tasks, notify_done
-from horsies.tasks.ids import new_task_id
-from tests.fixtures.journey import ME, claim, completed, do, new_task, row, send, send_new, wait_for
+from tests.fixtures.journey import ME, claim, completed, do, new_task, row, send_new, wait_for
 
 COPIED = TaskOptions("add", "default")
 
@@ -34,7 +33,7 @@ def test_any_schema_name_works_beside_the_default_one(schema: str, database: str
         (held,) = claim(broker)
         do(broker, finish_tasks(ME, [completed(held)]), notify_done([held.id]))
         assert isinstance(wait_for(broker, sent.id), Ended)
-        send(broker, *[NewTask(new_task_id(), "{}", COPIED) for _ in range(SLICE_ROWS + 1)])  # by COPY
+        broker.run(partial(enqueue, new_tasks(["{}"] * (SLICE_ROWS + 1), COPIED)))  # by COPY
     quoted = '"' + schema.replace("%", "%%") + '"'
     assert row(sql, f"select count(*) from {quoted}.all_tasks") == (SLICE_ROWS + 2,)
     assert row(sql, "select count(*) from horsies.all_tasks") == (0,)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import LiteralString
 
@@ -12,16 +13,20 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.migrate import library_version
 from horsies.doctor.findings import FindingCode, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
-from horsies.model.graph import Graph
+from horsies.model.graph import Graph, OnError
 from horsies.model.schedule import IntervalSchedule
+from horsies.schedules.control import run_schedule
+from horsies.tasks.finish import finish_tasks
+from horsies.tasks.ids import new_task_id
+from horsies.workflows.control import pause
 from tests.cli.test_commands import GONE
 from tests.doctor.conftest import Doctor, add_worker
-from tests.fixtures.journey import ME, OTHER, column, row
+from tests.fixtures.journey import ME, OTHER, claim, column, do, failed, row
 from tests.fixtures.pgbouncer import StartPgBouncer
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.server import DatabaseServer, database_with
 from tests.schedules.steps import declare, store
-from tests.workflows.steps import node, start_run
+from tests.workflows.steps import node, run_all_tasks, start_run
 
 TASK: LiteralString = "insert into horsies.tasks (task_name, "
 ENDED: LiteralString = (
@@ -130,6 +135,27 @@ BY_SQL: dict[str, tuple[FindingCode, LiteralString]] = {
     "a task that waits for a long time": (
         FindingCode.WAITING_LONG,
         TASK + "enqueued_at) values ('add', now() - interval '1 hour')",
+    ),
+    "a queue that lags": (FindingCode.LAGGING, TASK + "enqueued_at) values ('add', now() - interval '2 minutes')"),
+    "a queue behind a task that hangs": (
+        FindingCode.QUEUE_BLOCKED,
+        "with hung as ("
+        + TASK
+        + "status, claimed_by, claimed_at, started_at) select 'hang', 'RUNNING', id, now(), now() - interval '40 seconds' from horsies.workers) "
+        + TASK
+        + "enqueued_at) values ('add', now() - interval '20 seconds')",
+    ),
+    "a task that runs without a time limit": (
+        FindingCode.TASK_RUNS_LONG,
+        TASK + "status, claimed_by, claimed_at, started_at) select 'add', 'RUNNING', id, now(), now() - interval '1 hour' from horsies.workers",
+    ),
+    "a task whose children die": (FindingCode.CHILDREN_CRASHING, TASK + "child_deaths, attempts) values ('add', 3, 1)"),
+    "a worker that died": (
+        FindingCode.DEAD_WORKERS,
+        (
+            "insert into horsies.dead_workers (id, hostname, pid, started_at, last_heartbeat_at, found_at, tasks_held, task_ids, library_version, queues) "
+            "values (gen_random_uuid(), 'there', 5, now() - interval '1 hour', now() - interval '2 minutes', now() - interval '1 minute', 2, '{}', '0.1.0', '{}')"
+        ),
     ),
     "a schedule that no scheduler serves": (
         FindingCode.SCHEDULES_UNSERVED,
@@ -290,6 +316,7 @@ def test_each_missing_privilege_is_named(
     found = doctor(plain_user.url(database))
     assert found.codes == {
         FindingCode.PRIVILEGES_MISSING,
+        FindingCode.CHECK_NOT_PERMITTED,
         FindingCode.PARTITION_PRIVILEGE_MISSING,
         FindingCode.SESSIONS_HIDDEN,
     }
@@ -299,12 +326,26 @@ def test_each_missing_privilege_is_named(
     assert "finished" not in missing
 
 
+def test_a_user_that_may_only_read_can_use_everything_that_reads(
+    healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
+) -> None:
+    grant(healthy, plain_user, "select")
+    found = doctor(plain_user.url(database))
+    assert found.codes == {
+        FindingCode.ROLE_READ_ONLY,
+        FindingCode.PARTITION_PRIVILEGE_MISSING,
+        FindingCode.SESSIONS_HIDDEN,
+    }
+    assert found.report.severity is Severity.WARNING
+
+
 def test_a_user_without_privileges_gets_one_explanation(
     healthy: psycopg.Connection, database: str, plain_user: PlainUser, doctor: Doctor
 ) -> None:
     found = doctor(plain_user.url(database))
     assert found.codes == {
         FindingCode.PRIVILEGES_MISSING,
+        FindingCode.CHECK_NOT_PERMITTED,
         FindingCode.PARTITION_PRIVILEGE_MISSING,
         FindingCode.SESSIONS_HIDDEN,
     }
@@ -503,6 +544,34 @@ def test_a_task_name_that_two_apps_have(healthy: psycopg.Connection, doctor: Doc
     assert doctor().codes == set()  # two releases of one app
 
 
+def test_a_queue_that_two_apps_serve(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute("update horsies.workers set app = 'shop', task_names = array['pack']")
+    add_worker(healthy, worker=OTHER)
+    healthy.execute("update horsies.workers set app = 'bank', task_names = array['count'] where id = %s", [OTHER])
+    found = doctor()
+    assert found.codes == {FindingCode.APPS_MIXED}
+    assert found.data(FindingCode.APPS_MIXED) == {"queues": {"default": ["bank", "shop"]}}
+
+
+def test_no_worker_is_an_error_when_tasks_wait(sql: psycopg.Connection, doctor: Doctor) -> None:
+    sql.execute(TASK + "queue_name) values ('add', 'default')")
+    found = doctor()
+    assert found.codes == {FindingCode.NO_WORKERS}
+    assert found.report.severity is Severity.ERROR
+
+
+def test_the_task_that_blocks_a_queue_is_named(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    _, statement = BY_SQL["a queue behind a task that hangs"]
+    healthy.execute(statement)
+    found = doctor()
+    (hung,) = column(healthy, "select id::text from horsies.tasks where task_name = 'hang'")
+    assert found.data(FindingCode.QUEUE_BLOCKED)["task_id"] == hung
+    add_worker(healthy, worker=OTHER)  # which has a free slot
+    assert doctor().codes == set()
+    healthy.execute("insert into horsies.queues (name, max_concurrency) values ('default', 1)")
+    assert doctor().codes == {FindingCode.QUEUE_BLOCKED}
+
+
 def test_workers_of_another_app_may_serve_queues_of_their_own(healthy: psycopg.Connection, doctor: Doctor) -> None:
     add_worker(healthy, "others", worker=OTHER)
     healthy.execute("update horsies.workers set app = 'bank' where id = %s", [OTHER])
@@ -522,7 +591,44 @@ def test_workers_with_another_cap_than_the_app_s(healthy: psycopg.Connection, do
     assert found.data(FindingCode.CAP_EXCEEDED) == {"queue": "default", "in_flight": 3, "max_concurrency": 2}
 
 
+# -- schedules
+
+
+def test_a_schedule_whose_runs_fail(healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:
+    store(broker, declare("report", IntervalSchedule(hours=1)), app="shop")
+    for _ in range(3):
+        broker.run(partial(run_schedule, "report", new_task_id()))
+        (held,) = claim(broker)
+        do(broker, finish_tasks(ME, [failed(held, error='{"error_code": "BROKEN", "message": "no paper"}')]))
+    found = doctor()
+    assert found.codes == {FindingCode.SCHEDULE_FAILING}
+    data = found.data(FindingCode.SCHEDULE_FAILING)
+    assert data == {"schedule": "report", "failures_in_a_row": 3, "error_code": "BROKEN"}
+    assert "no paper" in found.report.findings[-1].seen
+
+
 # -- workflows
+
+
+def test_a_workflow_that_a_failed_node_paused(
+    healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor
+) -> None:
+    run = start_run(broker, Graph("two", (node(0), node(1, 0)), on_error=OnError.PAUSE))
+    run_all_tasks(broker, healthy, failing={(0,)})
+    found = doctor()
+    assert found.codes == {FindingCode.WORKFLOW_PAUSED_BY_ERROR}
+    data = found.data(FindingCode.WORKFLOW_PAUSED_BY_ERROR)
+    assert data["workflow_ids"] == [run]
+
+
+def test_a_workflow_that_was_paused_is_only_an_info(
+    healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor
+) -> None:
+    run = start_run(broker, Graph("two", (node(0), node(1, 0))))
+    broker.run(partial(pause, run))
+    found = doctor()
+    assert found.codes == {FindingCode.WORKFLOW_PAUSED}
+    assert found.data(FindingCode.WORKFLOW_PAUSED) == {"count": 1, "workflow_ids": [run]}
 
 
 def test_a_stuck_workflow(healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:

@@ -1,3 +1,5 @@
+import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, time, timedelta
 from functools import partial
@@ -7,11 +9,18 @@ import pytest
 
 from horsies import ConfigError, DailySchedule, IntervalSchedule
 from horsies.db.broker import PostgresBroker
-from horsies.model.task import TaskOptions
-from horsies.schedules.control import get_schedules, pause_schedule, resume_schedule, run_schedule
+from horsies.model.task import Claim, Ending, TaskOptions
+from horsies.schedules.control import (
+    get_failing_schedules,
+    get_schedules,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
+)
+from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from tests.fixtures.faults import Plant
-from tests.fixtures.journey import row
+from tests.fixtures.journey import ME, claim, completed, do, failed, row
 from tests.schedules.steps import declare, history, outcomes, store, stored_row, tick_at
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -118,3 +127,72 @@ def test_schedules_are_found_by_task_and_queue(broker: PostgresBroker) -> None:
     (info,) = broker.run(partial(get_schedules, "mail"))
     assert info.pattern_text == "daily at 09:00:00"
     assert info.next_slots(2) == [datetime(2026, 6, day, 7, tzinfo=UTC) for day in (2, 3)]
+
+
+# -- how runs ended
+
+
+def run_by_hand(broker: PostgresBroker) -> str:
+    task_id = new_task_id()
+    broker.run(partial(run_schedule, "report", task_id))
+    return task_id
+
+
+def end(broker: PostgresBroker, ending: Callable[[Claim], Ending]) -> None:
+    (held,) = claim(broker, queues=["parcels"])
+    do(broker, finish_tasks(ME, [ending(held)]))
+
+
+def fail_with(message: str) -> Callable[[Claim], Ending]:
+    return partial(failed, error=json.dumps({"error_code": "BROKEN", "message": message}))
+
+
+def test_a_run_has_the_outcome_of_its_task(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    ids: list[str] = []
+    for ending in (completed, fail_with('no "paper"\n\x00é🐎 left'), fail_with("é" * 5_000), fail_with("\x00" * 900)):
+        ids.append(run_by_hand(broker))
+        end(broker, ending)
+    ids.append(run_by_hand(broker))
+    runs = history(broker, "report")
+    assert [run.task_id for run in runs] == ids
+    assert [(run.task_status, run.error_code, run.message) for run in runs] == [
+        ("COMPLETED", None, None),
+        ("FAILED", "BROKEN", 'no "paper"'),
+        ("FAILED", "BROKEN", "é" * 166),
+        ("FAILED", "BROKEN", "\x00" * 166),
+        ("PENDING", None, None),
+    ]
+    assert [run.finished_at is None for run in runs] == [False, False, False, False, True]
+    sql.execute("delete from horsies.tasks")
+    assert history(broker, "report")[-1].task_status is None
+
+
+def test_failures_in_a_row_are_counted_since_the_last_success(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    def last() -> tuple[str | None, str | None, int]:
+        (info,) = broker.run(partial(get_schedules, "report"))
+        return info.last_status, info.last_error_code, info.failures_in_a_row
+
+    assert last() == (None, None, 0)
+    assert broker.run(partial(get_failing_schedules, 10)) == []
+    for ending, expected, is_failing in (
+        (fail_with("x"), ("FAILED", "BROKEN", 1), True),  # it has never succeeded
+        (completed, ("COMPLETED", None, 0), False),
+        (fail_with("x"), ("FAILED", "BROKEN", 1), False),
+        (fail_with("x"), ("FAILED", "BROKEN", 2), False),
+        (fail_with("no paper"), ("FAILED", "BROKEN", 3), True),
+    ):
+        run_by_hand(broker)
+        end(broker, ending)
+        assert last() == expected
+        assert bool(broker.run(partial(get_failing_schedules, 10))) is is_failing
+    run_by_hand(broker)  # still waiting: it changes nothing
+    assert last() == ("FAILED", "BROKEN", 3)
+    (failing,) = broker.run(partial(get_failing_schedules, 10))
+    assert (failing.name, failing.failures_in_a_row, failing.message, failing.never_succeeded) == (
+        "report",
+        3,
+        "no paper",
+        False,
+    )
+    broker.run(partial(pause_schedule, "report"))
+    assert broker.run(partial(get_failing_schedules, 10)) == []

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import click
 
 from horsies.cli.dev_process import AppSurvey, child_command, outermost
-from horsies.cli.options import app_argument, logging_options, report_errors
+from horsies.cli.options import app_command, logging_options, report_errors
 from horsies.db.broker import PostgresBroker
 from horsies.locate import split_locator
 from horsies.logs import configure_logging
@@ -63,7 +63,7 @@ log = logging.getLogger("horsies.dev")
 
 
 @click.command()
-@app_argument
+@app_command
 @click.option("--processes", type=click.IntRange(1, 1000), default=2, show_default=True, help="Children of the worker.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Tasks at once in each child."

@@ -12,18 +12,17 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import (
-    app_argument,
+    app_command,
     json_option,
     open_target,
-    optional_app_argument,
     parse_seconds,
     report_errors,
-    target_options,
+    target_command,
 )
 from horsies.cli.output import show_json, show_table
 from horsies.doctor.findings import CheckContext, Severity, context_for
-from horsies.doctor.inventory import take_inventory
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
+from horsies.inventory import take_inventory
 from horsies.locate import find_app
 from horsies.model.app_check import Inventory
 from horsies.model.database_url import masked
@@ -34,7 +33,7 @@ COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING:
 
 
 @click.command()
-@optional_app_argument
+@target_command
 @click.option(
     "--max-wait", type=parse_seconds, default="10m", show_default=True, metavar="TIME", help="How long a task may wait."
 )
@@ -46,7 +45,6 @@ COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING:
     "--timeout", type=parse_seconds, default="5s", show_default=True, metavar="TIME", help="Time limit of each check."
 )
 @click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
-@target_options
 @json_option
 @report_errors
 def doctor(
@@ -73,7 +71,7 @@ def doctor(
     """
     target = open_target(app, database_url, schema)
     context = replace(
-        context_for(target, knows_app=bool(app) and not database_url),
+        context_for(target, knows_app=app is not None),
         max_wait_s=max_wait,
         max_transaction_s=max_transaction,
         check_timeout_s=timeout,
@@ -87,7 +85,7 @@ def doctor(
 
 
 @click.command()
-@app_argument
+@app_command
 @click.option("--live", is_flag=True, help="Also check the database and the running workers.")
 @json_option
 @report_errors

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from horsies.cli.options import json_option, open_target, optional_app_argument, report_errors, target_options
+from horsies.cli.options import json_option, open_target, report_errors, target_command
 from horsies.cli.output import show_json
 from horsies.db.migrate import SchemaState, library_version, migration_script
 from horsies.locate import load_app
@@ -13,7 +13,7 @@ from horsies.model.database_url import mask_passwords
 
 
 @click.command()
-@optional_app_argument
+@target_command
 @click.option("--check", is_flag=True, help="Change nothing; list pending migrations, and exit 1 if there are any.")
 @click.option(
     "--sql", is_flag=True, help="Change nothing; print the SQL that would be run, as one transaction for psql."
@@ -22,7 +22,6 @@ from horsies.model.database_url import mask_passwords
     "--from", "from_version", type=click.IntRange(0), metavar="N",
     help="With --sql: start at this version without connecting to a database; 0 is an empty one.",
 )  # fmt: skip
-@target_options
 @json_option
 @report_errors
 def migrate(

@@ -1,28 +1,27 @@
 """What commands share: the options that select an app or a database, confirmation, and the parsing of times and ids.
 
-Top-level commands (`worker`, `status`, `doctor`) take the APP as an argument; those of a group (`tasks show ID`) take it as `--app`.
+Every command takes the app as `--app`, and top-level commands (`worker`, `status`, `doctor`) also as an argument. The default is $HORSIES_APP. Commands that
+do not need the code of an app also take the URL of a database: `--database-url`, $HORSIES_DATABASE_URL or $DATABASE_URL.
 """
 
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from datetime import datetime, timedelta
-from functools import partial, reduce, wraps
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from functools import reduce, wraps
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from horsies.app import Horsies
-from horsies.db.statement import Op
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.worker_config import DEFAULT_METRICS_HOST, LOG_FORMATS
 from horsies.tasks.ids import to_id
-from horsies.tasks.inspect import find_workers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,23 +29,17 @@ T = TypeVar("T")
 TimeParameter: TypeAlias = datetime | timedelta
 """An absolute time, or how long ago by the database's clock."""
 
+DATABASE_VARIABLES: Final = ("HORSIES_DATABASE_URL", "DATABASE_URL")
 ID_LENGTH: Final = 36  # characters
+MAX_CANDIDATES: Final = 10
 
 _ID_PREFIX: Final = re.compile(r"[0-9a-fA-F-]{1,36}")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
 
 
-def _require_app(_context: click.Context, _parameter: click.Parameter, app: str | None) -> str:
-    if app is None:
-        raise click.UsageError("name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP")
-    return app
-
-
-app_argument = click.argument("app", envvar="HORSIES_APP", metavar="APP", required=False, callback=_require_app)
-optional_app_argument = click.argument("app", envvar="HORSIES_APP", metavar="[APP]", required=False)
-app_option = click.option(
-    "-a", "--app", envvar="HORSIES_APP", metavar="APP", help="The app, as module:attribute.  [default: $HORSIES_APP]"
+_app_option = click.option(
+    "-A", "-a", "--app", "app_option", metavar="APP", help="The app, as module:attribute.  [default: $HORSIES_APP]"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -86,45 +79,85 @@ metrics_options = all_of(
     click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve /metrics, /healthz and /readyz here.  [default: off]"),
     click.option("--metrics-host", default=DEFAULT_METRICS_HOST, show_default=True, help="The address of that port."),
 )  # fmt: skip
-target_options = all_of(
-    click.option("--database-url", metavar="URL", help="The database, instead of an app's.  [default: $HORSIES_DATABASE_URL]"),
+_database_options = all_of(
+    click.option("--database-url", metavar="URL", help="The database, instead of an app's.  [default: $HORSIES_DATABASE_URL, $DATABASE_URL]"),
     click.option("--schema", help="The schema in that database.  [default: horsies]"),
 )  # fmt: skip
 
 
+def app_command(function: Callable[..., Any]) -> Any:
+    """Let a top-level command take the app as an argument or an option. It gets the locator as `app`."""
+
+    @all_of(click.argument("app", metavar="APP", required=False), _app_option)
+    @wraps(function)
+    def run(*args: Any, app: str | None, app_option: str | None, **given: Any) -> Any:
+        locator = _name_app(app, app_option) or os.environ.get("HORSIES_APP")
+        if not locator:
+            raise click.UsageError("name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP")
+        return function(*args, app=locator, **given)
+
+    return run
+
+
+def target_command(function: Callable[..., Any], *, argument: bool = True) -> Any:
+    """Let a command take an app or a database. It gets `open_target`'s parameters: `app`, `database_url` and `schema`."""
+    app_argument = click.argument("app", metavar="[APP]", required=False)
+
+    @all_of(*([app_argument] if argument else []), _app_option, _database_options)
+    @wraps(function)
+    def run(*args: Any, app_option: str | None, database_url: str | None, app: str | None = None, **given: Any) -> Any:
+        locator = _name_app(app, app_option)
+        if "" in (database_url, given.get("schema")):
+            raise click.UsageError("--database-url or --schema is empty; name it, or leave it out")
+        if locator and database_url:
+            raise click.UsageError(f"both the app {locator} and --database-url are given; give one of them")
+        if not database_url:  # what was given wins over the environment, and an app over a database
+            locator = locator or os.environ.get("HORSIES_APP") or None
+            urls = [] if locator else [os.environ.get(name) for name in DATABASE_VARIABLES]
+            database_url = next(filter(None, urls), None)
+        return function(*args, app=locator, database_url=database_url, **given)
+
+    return run
+
+
+def _name_app(argument: str | None, option: str | None) -> str | None:
+    if argument and option:
+        raise click.UsageError(f"the app is named twice, as {argument} and as --app {option}; name it once")
+    if "" in (argument, option):  # an unset shell variable must not select another database
+        raise click.UsageError("the APP is empty; name it, or leave it out")
+    app = argument or option
+    if app and "://" in app:
+        raise click.UsageError("the APP is the URL of a database; give it as --database-url")
+    return app
+
+
 def database_command(
-    command: Callable[..., Any], *options: Callable[[Any], Any], app: Callable[[Any], Any] = app_option
+    command: Callable[..., Any], *options: Callable[[Any], Any], argument: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a command, with `click.command` or that of a group, which gets a `Horsies` for the app or database that is selected.
 
-    Its schema version is checked. Without an app module this `Horsies` has no tasks and no queues of its own.
+    Its schema version is checked. Without an app module this `Horsies` has no tasks and no queues of its own. With `argument`, the app may
+    also be an argument.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        @all_of(*options, json_option, app, target_options, report_errors)
         @wraps(function)
         def run(*args: Any, app: str | None, database_url: str | None, schema: str | None, **given: Any) -> Any:
             with closing(open_target(app, database_url, schema)) as target:
                 target.broker.require_schema()
                 return function(target, *args, **given)
 
-        return command(function.__name__.rstrip("_"))(run)
+        # First, so that errors of usage are reported as such.
+        reported = report_errors(target_command(run, argument=argument))
+        return command(function.__name__.rstrip("_"))(all_of(*options, json_option)(reported))
 
     return decorate
 
 
-def run_repeatable(target: Horsies, verb: Callable[[], Op[T]]) -> T:
-    """Run an operation that may run twice: it is repeated if the outcome of the first attempt is unknown."""
-    return target.broker.run(verb, again=verb)
-
-
 def open_target(app: str | None, database_url: str | None, schema: str | None = None) -> Horsies:
-    """Load the app; or create one without tasks on this database, or on the one in the environment."""
-    if "" in (app, database_url, schema):  # an unset shell variable must not select another database
-        raise click.UsageError("the APP, --database-url or --schema is empty; name it, or leave it out")
-    url = database_url or (None if app else os.environ.get("HORSIES_DATABASE_URL"))
-    if url:
-        return Horsies(AppConfig(broker=PostgresConfig(database_url=url, schema=schema or DEFAULT_SCHEMA)))
+    """Load the app, or create one without tasks on this database."""
+    if database_url:
+        return Horsies(AppConfig(broker=PostgresConfig(database_url=database_url, schema=schema or DEFAULT_SCHEMA)))
     if app is None:
         raise click.UsageError("name an APP, give --database-url, or set $HORSIES_APP or $HORSIES_DATABASE_URL")
     if schema is not None:
@@ -132,13 +165,13 @@ def open_target(app: str | None, database_url: str | None, schema: str | None = 
     return load_app(app)
 
 
-def given_options(context: click.Context, *, without: str) -> list[str]:
-    """Return the options that were given on the command line, except one, to pass them to another process."""
+def given_options(context: click.Context, *, without: Collection[str]) -> list[str]:
+    """Return the options that were given on the command line, except these, to pass them to another process."""
     words: list[str] = []
     for option in context.command.params:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if isinstance(option, click.Option) and is_given and name != without:
+        if isinstance(option, click.Option) and is_given and name not in without:
             words.append(option.opts[-1] if option.is_flag else f"{option.opts[-1]}={context.params[name]}")
     return words
 
@@ -180,18 +213,26 @@ def to_absolute(time: TimeParameter | None, now: datetime) -> datetime | None:
 
 
 def parse_id(text: str) -> str:
-    """Parse the id of a task or workflow, which must be complete."""
+    """Parse a complete id."""
     try:
         return to_id(text, "id", "give it in full, as the lists show it")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
-def find_worker(target: Horsies, prefix: str) -> str:
-    """Return the id of the only worker whose id has this prefix."""
-    ids = target.broker.run(partial(find_workers, prefix)) if _ID_PREFIX.fullmatch(prefix) else []
-    if not ids:
-        raise click.ClickException(f"no known worker has an id that starts with {prefix!r}; see `horsies workers list`")
-    if len(ids) > 1:
-        raise click.ClickException(f"the ids of {len(ids)} workers start with {prefix!r}: {', '.join(ids)}")
-    return ids[0]
+def find_id(target: Horsies, kind: Literal["task", "workflow", "worker"], prefix: str) -> str:
+    """Return the only id with this prefix. A complete id is taken as it is, even if there is nothing with it."""
+    text = prefix.strip().lower()
+    if not _ID_PREFIX.fullmatch(text):
+        raise click.UsageError(f"{prefix!r} is not the id of a {kind}, nor the beginning of one")
+    if len(text) == ID_LENGTH:
+        return parse_id(text)
+    ops = target.ops
+    find = {"task": ops.find_task_ids, "workflow": ops.find_workflow_ids, "worker": ops.find_worker_ids}[kind]
+    found = find(text, limit=MAX_CANDIDATES + 1)
+    if not found:
+        raise click.ClickException(f"no {kind} has an id that starts with {prefix!r}; see `horsies {kind}s list`")
+    if len(found) > 1:
+        lines = [*found[:MAX_CANDIDATES], *(["and more"] if len(found) > MAX_CANDIDATES else [])]
+        raise click.ClickException(f"the ids of several {kind}s start with {prefix!r}:\n  " + "\n  ".join(lines))
+    return found[0]

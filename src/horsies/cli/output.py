@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -70,7 +70,10 @@ def _to_json(value: object) -> Any:
         case timedelta():
             return value.total_seconds()
         case _ if is_dataclass(value) and not isinstance(value, type):
-            return asdict(value)
+            # Not `asdict`: it fails for a `Counter`.
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+        case Mapping():
+            return dict(cast("Mapping[str, object]", value))
         case set() | frozenset():
             return sorted(cast("set[str]", value))
         case _:

@@ -1,22 +1,17 @@
 """`horsies queues`: list, pause, resume and purge."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.bulk import run_in_batches
-from horsies.cli.options import database_command, dry_run_option, name_argument, run_repeatable, yes_option
+from horsies.cli.bulk import run_bulk
+from horsies.cli.options import database_command, dry_run_option, name_argument, yes_option
 from horsies.cli.output import show_json, show_paused, show_table
-from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
-from horsies.tasks.control import cancel_unstarted_tasks
-from horsies.tasks.inspect import TaskFilter, TaskSummary
-from horsies.tasks.queues import QueueSummary, list_queues, pause_queue, resume_queue
+from horsies.tasks.queues import QueueSummary
 
 
 @click.group()
@@ -33,18 +28,11 @@ def list_(target: Horsies, *, as_json: bool) -> None:
     \b
     horsies queues list --app shop:app
     """
-    summaries = read_queues(target)
+    summaries = target.ops.list_queues()
     if as_json:
         show_json({"queues": [asdict(queue) | _settings(target, queue.name) for queue in summaries]})
     else:
         show_queues(target, summaries)
-
-
-def read_queues(target: Horsies) -> list[QueueSummary]:
-    """Read the queues that the database knows, and add those of the app that are empty."""
-    known = {queue.name: queue for queue in target.broker.run(list_queues)}
-    declared = {queue.name: QueueSummary(queue.name) for queue in target.config.queues} if target.tasks else {}
-    return sorted((declared | known).values(), key=lambda queue: queue.name)
 
 
 def show_queues(target: Horsies, summaries: Sequence[QueueSummary]) -> None:
@@ -75,7 +63,7 @@ def pause(target: Horsies, *, name: str, as_json: bool) -> None:
     horsies queues pause mail --app shop:app
     """
     _check_name(target, name)
-    run_repeatable(target, partial(pause_queue, name))
+    target.ops.pause_queue(name)
     show_paused("queue", name, is_paused=True, as_json=as_json)
 
 
@@ -87,7 +75,7 @@ def resume(target: Horsies, *, name: str, as_json: bool) -> None:
     horsies queues resume mail --app shop:app
     """
     _check_name(target, name)
-    run_repeatable(target, partial(resume_queue, name))
+    target.ops.resume_queue(name)
     show_paused("queue", name, is_paused=False, as_json=as_json)
 
 
@@ -102,19 +90,13 @@ def purge(target: Horsies, *, name: str, **flags: bool) -> None:
     horsies queues purge mail --dry-run
     """
     _check_name(target, name)
-
-    def act(batch: Sequence[TaskSummary]) -> Counter[str]:
-        cancelled = len(run_repeatable(target, partial(cancel_unstarted_tasks, [task.id for task in batch])))
-        return Counter(CANCELLED=cancelled, LEFT=len(batch) - cancelled)
-
-    unstarted = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
     words = {"CANCELLED": "cancelled", "LEFT": "started or ended before they could be cancelled, and left alone"}
-    run_in_batches(target, unstarted, act, verb="cancel", words=words, **flags)
+    run_bulk(target.ops, target.ops.purge_queue(name), verb="cancel", words=words, **flags)
 
 
 def _check_name(target: Horsies, name: str) -> None:
     """Refuse a queue that the app does not have. Without an app, an unknown name may be right or misspelt: warn."""
     if target.tasks:
         target.config.queue_named(name)
-    elif name not in {queue.name for queue in target.broker.run(list_queues)}:
+    elif name not in {queue.name for queue in target.ops.list_queues()}:
         click.echo(f"warning: no task, worker or pause in this database names a queue {name!r}", err=True)

@@ -1,21 +1,16 @@
 """`horsies schedules`: list, show, run, pause and resume."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, name_argument, run_repeatable
+from horsies.cli.options import database_command, name_argument
 from horsies.cli.output import show_json, show_paused, show_table, to_text
-from horsies.db.statement import Op
-from horsies.schedules import control
 from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
-from horsies.tasks.ids import new_task_id
 
 NEXT_SLOTS = 5
 
@@ -42,15 +37,15 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
     Example:
       horsies schedules list --state paused
     """
-    stored = target.broker.run(partial(control.get_schedules, None, task_name, queue_name))
+    stored = target.ops.list_schedules(task_name=task_name, queue_name=queue_name)
     infos = [info for info in stored if state is None or info.state == state]
     if as_json:
         show_json({"schedules": [_to_json(info) for info in infos]})
         return
     cells = attrgetter("name", "app", "task_name", "pattern_text", "timezone", "state")
     show_table(
-        ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT"],
-        [(*cells(info), _next_slot(info), info.last_slot_at) for info in infos],
+        ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT", "LAST RUN"],
+        [(*cells(info), _next_slot(info), info.last_slot_at, _last_run(info)) for info in infos],
         empty="no schedule matches; a scheduler stores the schedules of its app when it starts",
     )
 
@@ -67,10 +62,10 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     Example:
       horsies schedules show nightly-report --limit 50
     """
-    info = next(iter(target.broker.run(partial(control.get_schedules, name))), None)
+    info = next(iter(target.ops.list_schedules(name=name)), None)
     if info is None:
         raise _unknown_schedule(name)
-    runs = target.broker.run(partial(control.get_schedule_runs, name, limit))
+    runs = target.ops.list_schedule_runs(name, limit=limit)
     if as_json:
         show_json(_to_json(info) | {"next_slots": _next_slots(info), "runs": [asdict(run) for run in runs]})
         return
@@ -89,14 +84,18 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
         "jitter": f"{info.jitter_ms} ms",
         "last slot": info.last_slot_at,
         "last task": info.last_task_id,
+        "last run": _last_run(info),
         "next slots": _next_slots(info),
     }
     for heading, value in facts.items():
         click.echo(f"{heading:<12} {to_text(value)}")
     click.echo()
     show_table(
-        ["DECIDED", "OUTCOME", "SLOT", "TASK"],
-        [[run.decided_at, run.outcome, _slot_range(run), run.task_id] for run in runs],
+        ["DECIDED", "OUTCOME", "SLOT", "TASK", "STATUS", "FINISHED", "ERROR"],
+        [
+            [run.decided_at, run.outcome, _slot_range(run), run.task_id, run.task_status, run.finished_at, _error(run)]
+            for run in runs
+        ],
         empty="no slot has been due yet",
     )
 
@@ -111,8 +110,8 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules run nightly-report
     """
-    task_id = new_task_id()
-    if not run_repeatable(target, partial(control.run_schedule, name, task_id)):
+    task_id = target.ops.run_schedule(name)
+    if task_id is None:
         raise _unknown_schedule(name)
     if as_json:
         show_json({"name": name, "task_id": task_id})
@@ -130,7 +129,7 @@ def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules pause nightly-report
     """
-    _set_paused(target, name, partial(control.pause_schedule, name), is_paused=True, as_json=as_json)
+    _show_paused(name, target.ops.pause_schedule(name), is_paused=True, as_json=as_json)
 
 
 @database_command(schedules.command, name_argument)
@@ -143,11 +142,11 @@ def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     Example:
       horsies schedules resume nightly-report
     """
-    _set_paused(target, name, partial(control.resume_schedule, name), is_paused=False, as_json=as_json)
+    _show_paused(name, target.ops.resume_schedule(name), is_paused=False, as_json=as_json)
 
 
-def _set_paused(target: Horsies, name: str, verb: Callable[[], Op[bool]], *, is_paused: bool, as_json: bool) -> None:
-    if not run_repeatable(target, verb):
+def _show_paused(name: str, exists: bool, *, is_paused: bool, as_json: bool) -> None:  # noqa: FBT001
+    if not exists:
         raise _unknown_schedule(name)
     show_paused("schedule", name, is_paused=is_paused, as_json=as_json)
 
@@ -172,6 +171,16 @@ def _next_slots(info: ScheduleInfo) -> list[datetime]:
         return info.next_slots(NEXT_SLOTS)
     except ValueError as error:
         raise click.ClickException(f"schedule {info.name!r}: {error}") from None
+
+
+def _last_run(info: ScheduleInfo) -> str | None:
+    """Describe how the newest run that has ended did so."""
+    words = " ".join(word for word in (info.last_status, info.last_error_code) if word)
+    return f"{words} ({info.failures_in_a_row} in a row)" if info.failures_in_a_row > 1 else words or None
+
+
+def _error(run: ScheduleRun) -> str | None:
+    return ": ".join(word for word in (run.error_code, run.message) if word) or None
 
 
 def _slot_range(run: ScheduleRun) -> str:

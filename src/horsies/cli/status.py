@@ -3,21 +3,17 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, optional_app_argument
+from horsies.cli.options import database_command
 from horsies.cli.output import show_json
-from horsies.cli.queues import read_queues, show_queues
+from horsies.cli.queues import show_queues
 from horsies.cli.workers import show_workers
 from horsies.model.database_url import mask_passwords
-from horsies.schedules.control import get_schedules
-from horsies.tasks.inspect import list_workers
-from horsies.tasks.queues import count_finished, count_workflows, get_server_info
-from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
+from horsies.tasks.unknown import MAX_COUNTED
 
 MINUTES = 60
 
@@ -25,7 +21,7 @@ MINUTES = 60
 @database_command(
     click.command,
     click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat at this interval until Ctrl-C."),
-    app=optional_app_argument,
+    argument=True,
 )  # fmt: skip
 def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
     """Show queues, workers, and the tasks that ended in the last hour.
@@ -49,17 +45,17 @@ def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
 
 def _show(target: Horsies, *, clears: bool, as_json: bool) -> None:
     """Read everything, then clear the screen if it is used again, and show what was read."""
-    run = target.broker.run
-    server, queues, workers = run(get_server_info), read_queues(target), run(list_workers)
-    finished, workflows = run(partial(count_finished, MINUTES)), run(count_workflows)
-    schedules, unknown = Counter(info.state for info in run(get_schedules)), run(list_unknown_tasks)
+    ops = target.ops
+    server, queues, workers = ops.get_server_info(), ops.list_queues(), ops.list_workers()
+    finished, workflows = ops.count_ended(minutes=MINUTES), ops.count_workflows()
+    schedules, unknown = Counter(info.state for info in ops.list_schedules()), ops.list_unknown_tasks()
     if clears:
         click.clear()
     if as_json:
         waits = [queue.oldest_waiting_s for queue in queues if queue.oldest_waiting_s is not None]
         show_json(
             {"server": server, "queues": queues, "workers": workers, "finished_last_hour": finished, "workflows": workflows}
-            | {"schedules": schedules, "unknown": unknown, "oldest_waiting_s": max(waits, default=None)}
+            | {"schedules": dict(schedules), "unknown": unknown, "oldest_waiting_s": max(waits, default=None)}
         )  # fmt: skip
         return
     schema = f"schema {target.broker.config.schema} version {server.schema_version}"
@@ -81,8 +77,6 @@ def _counts_text(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
-def _finished_text(counts: Mapping[Any, int] | None) -> str:
-    if counts is None:
-        return "more tasks ended today than can be counted in two seconds"
-    total, parts = sum(counts.values()), _counts_text(counts)
+def _finished_text(counts: Mapping[Any, int]) -> str:
+    total, parts = sum(counts.values()), _counts_text({kind: count for kind, count in counts.items() if count})
     return f"{total} ended, {total / MINUTES:.1f} a minute{f': {parts}' if parts else ''}"

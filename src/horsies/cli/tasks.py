@@ -1,39 +1,33 @@
 """`horsies tasks`: list, show, cancel, retry and purge."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.bulk import run_in_batches
+from horsies.cli.bulk import run_bulk
 from horsies.cli.options import (
-    ID_LENGTH,
     database_command,
     dry_run_option,
-    find_worker,
-    parse_id,
+    find_id,
     parse_time,
-    run_repeatable,
     to_absolute,
     yes_option,
 )
 from horsies.cli.output import show_json, show_table, to_text
-from horsies.db.statement import Op
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.model.validation import format_duration
-from horsies.tasks import inspect
-from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_tasks, purge_finished
-from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo, TaskSummary
+from horsies.ops.api import CHANGES
+from horsies.ops.bulk import BulkAction
+from horsies.tasks.control import CancelOutcome, RetryOutcome
+from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo
 
 PAYLOAD_CHARACTERS = 4_000
-MAX_CHARACTERS = 2**31 - 1  # all of them
 
 Outcome: TypeAlias = CancelOutcome | RetryOutcome
 Filters: TypeAlias = dict[str, Any]
@@ -51,9 +45,9 @@ _FILTER_OPTIONS = (
     click.option("--worker", metavar="ID", help="Held, or last held, by this worker; a prefix of its id is enough."),
     click.option("--since", type=parse_time, metavar="WHEN", help="Ended (if live: sent) since: 2h, 7d, or 2030-12-31T18:00."),
     click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Ended (if live: sent) before."),
-    click.option("--workflow", "workflow_id", type=parse_id, metavar="ID", help="Of this workflow, including its sub-workflows."),
+    click.option("--workflow", "workflow_id", metavar="ID", help="Of this workflow, including its sub-workflows."),
 )  # fmt: skip
-_ids_argument = click.argument("task_ids", type=parse_id, metavar="[ID]...", nargs=-1)
+_ids_argument = click.argument("task_ids", metavar="[ID]...", nargs=-1)
 
 
 @click.group()
@@ -68,7 +62,7 @@ def tasks() -> None:
     tasks.command,
     *_FILTER_OPTIONS,
     click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of tasks."),
-    click.option("--after", type=parse_id, metavar="ID", help="Continue after this task, the last one of the previous page."),
+    click.option("--after", metavar="ID", help="Continue after this task, the last one of the previous page."),
 )  # fmt: skip
 def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
     """List tasks, live and finished, in the order they were sent, newest first.
@@ -79,24 +73,24 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
     horsies tasks list --status FAILED --since 2h
     horsies tasks list --status PENDING --status RUNNING --queue mail
     """
-    matches = target.broker.run(partial(inspect.list_tasks, _to_filter(target, filters), limit=limit + 1, after=after))
-    page, last_id = matches[:limit], matches[limit - 1].id if len(matches) > limit else None
+    after = after and find_id(target, "task", after)
+    page = target.ops.list_tasks(_to_filter(target, filters), limit=limit, after=after)
     if as_json:
-        show_json({"tasks": page, "next_after": last_id})
+        show_json(page)
         return
     cells = attrgetter("id", "task_name", "queue_name", "status", "attempts", "sent_at", "finished_at", "error_code")
     headings = ["ID", "TASK", "QUEUE", "STATUS", "ATTEMPTS", "SENT", "ENDED", "ERROR"]
-    show_table(headings, map(cells, page), empty="no task matches")
-    if last_id:
-        click.echo(f"there are more: add --after {last_id}", err=True)
+    show_table(headings, map(cells, page.tasks), empty="no task matches")
+    if page.next_after:
+        click.echo(f"there are more: add --after {page.next_after}", err=True)
 
 
 @database_command(
     tasks.command,
-    click.argument("task_id", type=parse_id, metavar="ID"),
+    click.argument("task_id", metavar="ID"),
     click.option("--payload", is_flag=True, help="Also show its arguments and its result, which may contain secrets."),
 )
-def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> None:
+def show(target: Horsies, *, task_id: str, payload: bool, as_json: bool) -> None:
     """Show one task: its times, its worker, its attempts and their errors.
 
     Arguments, results and the data of errors are shown only with --payload: the first 4000 characters, or everything with --json. The message
@@ -105,12 +99,12 @@ def show(target: Horsies, *, task_id: TaskId, payload: bool, as_json: bool) -> N
     \b
     horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
-    characters = 0 if not payload else MAX_CHARACTERS if as_json else PAYLOAD_CHARACTERS
-    found = target.broker.run(partial(inspect.get_task_detail, task_id, characters=characters))
+    full_id = find_id(target, "task", task_id)
+    limit = {} if as_json else {"characters": PAYLOAD_CHARACTERS}
+    found = target.ops.show_task(full_id, payload=payload, **limit)
     if found is None:
-        raise click.ClickException(f"there is no task {task_id}: never sent, not committed yet, or past its retention")
-    info, detail = found
-    _show_task(info if payload else _without_error_data(info), detail, as_json=as_json)
+        raise click.ClickException(f"there is no task {full_id}: never sent, not committed yet, or past its retention")
+    _show_task(found.info if payload else _without_error_data(found.info), found.detail, as_json=as_json)
 
 
 @database_command(tasks.command, _ids_argument, *_FILTER_OPTIONS, dry_run_option, yes_option)
@@ -121,9 +115,8 @@ def cancel(target: Horsies, **options: Any) -> None:
     horsies tasks cancel 0198c0de-1234-7abc-8def-0123456789ab
     horsies tasks cancel --task import_feed --status PENDING --dry-run
     """
-    success = {CancelOutcome.CANCELLED, CancelOutcome.REQUESTED}
-    make_verb = partial(partial, cancel_tasks)
-    _run_action(target, make_verb, success, options, verb="cancel", allowed=LIVE, default=LIVE)
+    ops = target.ops
+    _run_action(target, ops.cancel_tasks, ops.cancel_matching, options, verb="cancel", allowed=LIVE)
 
 
 @database_command(
@@ -147,8 +140,14 @@ def retry(target: Horsies, *, force: bool, **options: Any) -> None:
     horsies tasks retry 0198c0de-1234-7abc-8def-0123456789ab
     horsies tasks retry --task charge --error-code UPSTREAM_DOWN --since 2h
     """
-    make_verb, default = partial(Requeue, force=force), [TaskStatus.FAILED]
-    _run_action(target, make_verb, {RetryOutcome.RETRIED}, options, verb="retry", allowed=FINAL, default=default)
+
+    def retry_ids(task_ids: Sequence[str]) -> Mapping[TaskId, Outcome]:
+        return target.ops.retry_tasks(task_ids, force=force)
+
+    def retry_matching(task_filter: TaskFilter) -> BulkAction:
+        return target.ops.retry_matching(task_filter, force=force)
+
+    _run_action(target, retry_ids, retry_matching, options, verb="retry", allowed=FINAL)
 
 
 @database_command(
@@ -169,47 +168,46 @@ def purge(target: Horsies, *, everything: bool, **options: Any) -> None:
     filters = _take_filters(options)
     if _are_given(filters) is everything:
         raise click.UsageError("select tasks by a filter such as --status FAILED --before 7d, or with --all")
-
-    def act(batch: Sequence[TaskSummary]) -> Counter[str]:
-        return Counter(PURGED=run_repeatable(target, partial(purge_finished, batch)))
-
-    task_filter = _to_filter(target, filters, "purge", FINAL, FINAL)
-    run_in_batches(target, task_filter, act, verb="purge", words={"PURGED": "deleted"}, **options)
+    action = _bulk(target.ops.purge_matching, _to_filter(target, filters))
+    run_bulk(target.ops, action, verb="purge", words=_WORDS, **options)
 
 
 def _run_action(
     target: Horsies,
-    make_verb: Callable[[Sequence[TaskId]], Callable[[], Op[Mapping[TaskId, Outcome]]]],
-    success: Collection[Outcome],
+    act: Callable[[Sequence[str]], Mapping[TaskId, Outcome]],
+    act_on_matching: Callable[[TaskFilter], BulkAction],
     options: dict[str, Any],
     *,
     verb: str,
-    allowed: Sequence[TaskStatus],
-    default: Sequence[TaskStatus],
+    allowed: Collection[TaskStatus],
 ) -> None:
-    task_ids, filters = options.pop("task_ids"), _take_filters(options)
-    if bool(task_ids) == _are_given(filters):
+    prefixes, filters = options.pop("task_ids"), _take_filters(options)
+    if bool(prefixes) == _are_given(filters):
         raise click.UsageError(f"select what to {verb} by ids, or by a filter such as --task or --queue; not both")
+    task_ids = [find_id(target, "task", prefix) for prefix in prefixes]
     if not task_ids:
-
-        def act(batch: Sequence[TaskSummary]) -> Counter[str]:
-            outcomes = run_repeatable(target, make_verb([task.id for task in batch]))
-            return Counter(outcome.name for outcome in outcomes.values())
-
-        words = {outcome.name: outcome.value for outcome in (*CancelOutcome, *RetryOutcome)}
-        run_in_batches(
-            target, _to_filter(target, filters, verb, allowed, default), act, verb=verb, words=words, **options
-        )
+        action = _bulk(act_on_matching, _to_filter(target, filters))
+        run_bulk(target.ops, action, verb=verb, words=_WORDS, **options)
     elif options["dry_run"]:
         _show_statuses(target, task_ids, verb=verb, allowed=allowed, as_json=options["as_json"])
     else:
-        outcomes = run_repeatable(target, make_verb(task_ids))
+        outcomes = act(task_ids)
         if options["as_json"]:
             show_json({"tasks": {task_id: outcome.name for task_id, outcome in outcomes.items()}})
         else:
             click.echo("\n".join(f"{task_id}: {outcome.value}" for task_id, outcome in outcomes.items()))
-        if not all(outcome in success for outcome in outcomes.values()):
+        if not all(outcome.name in CHANGES for outcome in outcomes.values()):
             raise click.exceptions.Exit(1)
+
+
+_WORDS = {outcome.name: outcome.value for outcome in (*CancelOutcome, *RetryOutcome)} | {"PURGED": "deleted"}
+
+
+def _bulk(act_on_matching: Callable[[TaskFilter], BulkAction], task_filter: TaskFilter) -> BulkAction:
+    try:
+        return act_on_matching(task_filter)
+    except ValueError as error:  # a status that does not fit
+        raise click.UsageError(str(error)) from None
 
 
 def _take_filters(options: dict[str, Any]) -> Filters:
@@ -220,29 +218,22 @@ def _are_given(filters: Filters) -> bool:
     return any(value not in (None, ()) for value in filters.values())
 
 
-def _to_filter(
-    target: Horsies,
-    filters: Filters,
-    verb: str = "",
-    allowed: Sequence[TaskStatus] = tuple(TaskStatus),
-    default: Sequence[TaskStatus] = (),
-) -> TaskFilter:
-    """Convert relative times once, by the database's clock, so that later batches use the same times."""
-    statuses = [TaskStatus(status) for status in filters["statuses"]]
-    if wrong := [status for status in statuses if status not in allowed]:
-        raise click.UsageError(f"{verb} is for tasks that are {', '.join(allowed)}, and not for {', '.join(wrong)}")
-    now, worker = target.broker.run(inspect.read_clock), filters["worker"]
-    if worker is not None:  # a complete id is taken as it is, even if its worker is gone
-        worker = parse_id(worker) if len(worker) == ID_LENGTH else find_worker(target, worker)
-    times = {name: to_absolute(filters[name], now) for name in ("since", "until")}
-    given: Filters = filters | times | {"statuses": statuses or default, "worker": worker}
+def _to_filter(target: Horsies, filters: Filters) -> TaskFilter:
+    """Find ids by their prefixes. Convert relative times once, by the database's clock, so that later batches use the same times."""
+    given: Filters = dict(filters) | {"statuses": [TaskStatus(status) for status in filters["statuses"]]}
+    if filters["worker"] is not None:
+        given["worker"] = find_id(target, "worker", filters["worker"])
+    if filters["workflow_id"] is not None:
+        given["workflow_id"] = find_id(target, "workflow", filters["workflow_id"])
+    now = target.ops.read_clock()
+    given |= {name: to_absolute(filters[name], now) for name in ("since", "until")}
     return TaskFilter(**given)
 
 
 def _show_statuses(
-    target: Horsies, task_ids: Sequence[TaskId], *, verb: str, allowed: Sequence[TaskStatus], as_json: bool
+    target: Horsies, task_ids: Sequence[str], *, verb: str, allowed: Collection[TaskStatus], as_json: bool
 ) -> None:
-    statuses = {task_id: target.broker.run(partial(inspect.get_status, task_id)) for task_id in task_ids}
+    statuses = target.ops.get_statuses(task_ids)
     if as_json:
         show_json({"tasks": {task_id: status or "NOT_FOUND" for task_id, status in statuses.items()}})
         return

@@ -9,7 +9,7 @@ import click
 
 from horsies.cli.dev import run_with_reload
 from horsies.cli.dev_process import child_command
-from horsies.cli.options import app_argument, given_options, logging_options, metrics_options, report_errors
+from horsies.cli.options import app_command, given_options, logging_options, metrics_options, report_errors
 from horsies.locate import load_app
 from horsies.logs import configure_logging
 from horsies.model.worker_config import DEFAULT_TASKS_PER_CHILD, START_METHODS, WorkerConfig
@@ -31,7 +31,7 @@ def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: 
 
 
 @click.command()
-@app_argument
+@app_command
 @click.option(
     "--processes", type=click.IntRange(1, 1000), default=os.cpu_count, show_default="the number of CPUs",
     help="Number of child processes that run tasks.",
@@ -107,7 +107,7 @@ def worker(
         fork_server_early()  # before logging is configured and the app is loaded: it is to know nothing of them
     configure_logging(options["loglevel"], options["log_format"])
     if reload:
-        command = child_command("run", "worker", app, *given_options(context, without="reload"))
+        command = child_command("run", "worker", app, *given_options(context, without=("reload", "app_option")))
         run_with_reload(app, lambda _survey: {"worker": command})
         return
     try:
@@ -118,7 +118,7 @@ def worker(
 
 
 @click.command()
-@app_argument
+@app_command
 @metrics_options
 @logging_options
 @report_errors

@@ -3,16 +3,15 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from operator import attrgetter
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, find_worker, parse_seconds
+from horsies.cli.options import database_command, find_id, parse_seconds
 from horsies.cli.output import show_json, show_table, to_text
 from horsies.model.validation import format_duration
-from horsies.tasks.inspect import WorkerSummary, get_heartbeats, get_worker_states, list_workers, request_heartbeat
+from horsies.tasks.inspect import WorkerSummary
 
 POLL_S = 0.02
 REQUEST_AGAIN_S = 1.0  # a worker that is starting or reconnecting has missed the first request
@@ -32,7 +31,7 @@ def list_(target: Horsies, *, as_json: bool) -> None:
     \b
     horsies workers list --app shop:app
     """
-    registered = target.broker.run(list_workers)
+    registered = target.ops.list_workers()
     if as_json:
         show_json({"workers": registered})
     else:
@@ -68,9 +67,9 @@ def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     \b
     horsies workers show 36101082 --limit 100
     """
-    full_id = find_worker(target, worker_id)
-    worker = next((worker for worker in target.broker.run(list_workers) if worker.id == full_id), None)
-    states = target.broker.run(partial(get_worker_states, full_id, limit=limit))
+    full_id = find_id(target, "worker", worker_id)
+    worker = next((worker for worker in target.ops.list_workers() if worker.id == full_id), None)
+    states = target.ops.list_worker_states(full_id, limit=limit)
     if as_json:
         show_json({"id": full_id, "is_registered": worker is not None, "worker": worker, "states": states})
         return
@@ -98,8 +97,8 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
     \b
     horsies workers ping --timeout 30s
     """
-    pinged = [find_worker(target, prefix) for prefix in worker_ids]
-    ids = pinged or [worker.id for worker in target.broker.run(list_workers)]
+    pinged = [find_id(target, "worker", prefix) for prefix in worker_ids]
+    ids = pinged or [worker.id for worker in target.ops.list_workers()]
     answered = _ping(target, ids, timeout)
     if as_json:
         show_json({"workers": [{"worker_id": worker, "answered_ms": answered.get(worker)} for worker in ids]})
@@ -113,13 +112,13 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
 def _ping(target: Horsies, worker_ids: Sequence[str], timeout_s: float) -> dict[str, float]:
     """Return how many milliseconds each worker took that answered. Poll: LISTEN would not work behind a pooler."""
     started = requested = time.monotonic()
-    before = target.broker.run(partial(request_heartbeat, worker_ids))
+    before = target.ops.request_heartbeats(worker_ids)
     answered = dict[str, float]()
     while pending := [worker for worker in before if worker not in answered]:
         time.sleep(POLL_S)
         if is_request_due := time.monotonic() - requested > REQUEST_AGAIN_S:
             requested = time.monotonic()
-        now = target.broker.run(partial(request_heartbeat if is_request_due else get_heartbeats, pending))
+        now = (target.ops.request_heartbeats if is_request_due else target.ops.get_heartbeats)(pending)
         elapsed_s = time.monotonic() - started
         answered |= {worker: elapsed_s * 1000 for worker in pending if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:

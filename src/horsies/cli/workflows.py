@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -14,20 +13,17 @@ from horsies.cli.options import (
     confirm,
     database_command,
     dry_run_option,
-    parse_id,
+    find_id,
     parse_time,
-    run_repeatable,
     to_absolute,
     yes_option,
 )
 from horsies.cli.output import show_json, show_table, to_text
-from horsies.db.statement import Op
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
 from horsies.model.validation import format_duration
-from horsies.tasks.inspect import read_clock
-from horsies.workflows import control, inspect
+from horsies.ops.api import Ops
 from horsies.workflows.inspect import RunNode, RunTree, WorkflowRun
 from horsies.workflows.render import NodePath, render_text
 
@@ -39,22 +35,29 @@ STATUSES: Final = click.Choice([status.value for status in WorkflowStatus], case
 class WorkflowAction:
     """What to do, and which statuses allow it. A run that is `already` in the status it leads to is left unchanged."""
 
-    verb: Callable[[str], Op[bool]]
+    verb: Callable[[Ops, str], bool]
     done: str
     allowed: frozenset[WorkflowStatus]
     already: WorkflowStatus
 
 
-PAUSE: Final = WorkflowAction(control.pause, "paused", frozenset({WorkflowStatus.RUNNING}), WorkflowStatus.PAUSED)
-RESUME: Final = WorkflowAction(control.resume, "resumed", frozenset({WorkflowStatus.PAUSED}), WorkflowStatus.RUNNING)
+PAUSE: Final = WorkflowAction(
+    lambda ops, run_id: ops.pause_workflow(run_id), "paused", frozenset({WorkflowStatus.RUNNING}), WorkflowStatus.PAUSED
+)
+RESUME: Final = WorkflowAction(
+    lambda ops, run_id: ops.resume_workflow(run_id),
+    "resumed",
+    frozenset({WorkflowStatus.PAUSED}),
+    WorkflowStatus.RUNNING,
+)
 CANCEL: Final = WorkflowAction(
-    control.cancel,
+    lambda ops, run_id: ops.cancel_workflow(run_id),
     "cancelled",
     frozenset({WorkflowStatus.PENDING, WorkflowStatus.RUNNING, WorkflowStatus.PAUSED}),
     WorkflowStatus.CANCELLED,
 )
 RETRY: Final = WorkflowAction(
-    control.retry,
+    lambda ops, run_id: ops.retry_workflow(run_id),
     "retried",
     frozenset({WorkflowStatus.FAILED, WorkflowStatus.CANCELLED, WorkflowStatus.PAUSED}),
     WorkflowStatus.RUNNING,
@@ -73,7 +76,7 @@ def workflows() -> None:
     click.option("--since", type=parse_time, metavar="WHEN", help="Started since: 2h, 7d, or a date and time."),
     click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Started before."),
     click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of runs."),
-    click.option("--after", type=parse_id, metavar="ID", help="Continue after this run, the last one of the previous page."),
+    click.option("--after", metavar="ID", help="Continue after this run, the last one of the previous page."),
 )  # fmt: skip
 def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
     """List runs, newest first. Sub-workflows are part of their runs.
@@ -82,11 +85,12 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
     horsies workflows list --status FAILED --since 2d --until 2h
     horsies workflows list --json --limit 1000 --after ID
     """
-    if after is not None and target.broker.run(partial(inspect.get_run_summary, after)) is None:
+    after = after and find_id(target, "workflow", after)
+    if after is not None and target.ops.get_workflow_summary(after) is None:
         raise NodeNotFoundError(f"there is no workflow {after}; give --after an id that was listed")
-    now, statuses = target.broker.run(read_clock), [WorkflowStatus(status) for status in filters["statuses"]]
+    now, statuses = target.ops.read_clock(), [WorkflowStatus(status) for status in filters["statuses"]]
     filters |= {"statuses": statuses, **{name: to_absolute(filters[name], now) for name in ("since", "until")}}
-    runs = target.broker.run(partial(inspect.list_runs, limit=limit + 1, after=after, **filters))
+    runs = target.ops.list_workflows(limit=limit + 1, after=after, **filters)
     page, has_more = runs[:limit], len(runs) > limit
     if as_json:
         show_json({"workflows": [_run_to_json(run) for run in page], "next_after": page[-1].id if has_more else None})
@@ -103,14 +107,14 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
         click.echo(f"there are more: add --after {page[-1].id}", err=True)
 
 
-@database_command(workflows.command, click.argument("workflow_id", metavar="ID", type=parse_id))
+@database_command(workflows.command, click.argument("workflow_id", metavar="ID"))
 def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
     """Show one run: its nodes with their statuses, durations and errors, including sub-workflows and maps.
 
     \b
     horsies workflows show 01a1dfe4-a132-7339-afb4-89377ae5e856
     """
-    tree = target.broker.run(partial(inspect.get_run_tree, workflow_id))
+    tree = target.ops.show_workflow(find_id(target, "workflow", workflow_id))
     if as_json:
         show_json(_tree_to_json(tree))
         return
@@ -134,10 +138,10 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         ]
         show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], items, empty="no items")
     else:
-        click.echo(render_text(*target.broker.run(partial(inspect.get_graph_view, run.id)), dict(_notes(tree, ()))))
+        click.echo(render_text(*target.ops.get_workflow_graph(run.id), dict(_notes(tree, ()))))
 
 
-_ids_argument = click.argument("ids", metavar="ID...", type=parse_id, nargs=-1, required=True)
+_ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
 @database_command(workflows.command, _ids_argument, dry_run_option)
@@ -189,7 +193,8 @@ def retry(target: Horsies, **options: Any) -> None:
 
 
 def _apply_to_all(target: Horsies, action: WorkflowAction, *, ids: Sequence[str], dry_run: bool, as_json: bool) -> None:
-    results = [_apply(target, action, workflow_id, dry_run=dry_run) for workflow_id in ids]
+    full_ids = [find_id(target, "workflow", prefix) for prefix in ids]  # all of them, before anything is changed
+    results = [_apply(target, action, workflow_id, dry_run=dry_run) for workflow_id in full_ids]
     if as_json:
         show_json({"workflows": results})
     else:
@@ -206,7 +211,7 @@ def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run
         known = (summary.run.id, summary.run.name, summary.run.status) if summary else (workflow_id, None, None)
         return dict(zip(("id", "name", "status", "outcome", "words"), (*known, outcome, words), strict=True))
 
-    summary = target.broker.run(partial(inspect.get_run_summary, workflow_id))
+    summary = target.ops.get_workflow_summary(workflow_id)
     if summary is None:
         return result("refused", "there is no such workflow")
     run = summary.run
@@ -218,7 +223,7 @@ def _apply(target: Horsies, action: WorkflowAction, workflow_id: str, *, dry_run
         return result("unchanged", f"is {run.status} already")
     if dry_run:
         return result("changed", f"would be {action.done}")
-    is_changed = run_repeatable(target, partial(action.verb, workflow_id))
+    is_changed = action.verb(target.ops, workflow_id)
     unchanged = ("unchanged", "was changed by another process at the same time")
     return result(*(("changed", action.done) if is_changed else unchanged))
 

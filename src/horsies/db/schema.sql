@@ -10,6 +10,18 @@ CREATE FUNCTION horsies.can_run(queues text[], task_names text[], signatures big
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN ((queue_name = ANY (queues)) AND ((task_names IS NULL) OR COALESCE(((task_name = ANY (task_names)) AND ((signatures)[array_position(task_names, task_name)] <> ALL (COALESCE(refused_by, '{}'::bigint[])))), false)));
 
+CREATE FUNCTION horsies.duration_bucket(since timestamp with time zone, until timestamp with time zone) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN CASE WHEN ((since >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND (since <= until)) THEN width_bucket((date_part('epoch'::text, (until - since)) * (1000)::double precision), ARRAY[(1)::double precision, (2)::double precision, (4)::double precision, (8)::double precision, (16)::double precision, (32)::double precision, (64)::double precision, (128)::double precision, (256)::double precision, (512)::double precision, (1024)::double precision, (2048)::double precision, (4096)::double precision, (8192)::double precision, (16384)::double precision, (32768)::double precision, (65536)::double precision, (131072)::double precision, (262144)::double precision, (524288)::double precision, (1048576)::double precision, (2097152)::double precision, (4194304)::double precision, (8388608)::double precision, (16777216)::double precision, (33554432)::double precision]) ELSE NULL::integer END;
+
+CREATE FUNCTION horsies.error_summary(error json) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN "left"(regexp_replace(split_part(COALESCE("substring"("left"((error)::text, 4000), '"message"\s*:\s*"((?:[^"\\]|\\.)*)'::text), ''::text), '\n'::text, 1), '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|[0-9]+'::text, '#'::text, 'g'::text), 200);
+
+CREATE FUNCTION horsies.histogram(buckets integer[], counts bigint[]) RETURNS integer[]
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN ARRAY(SELECT (COALESCE(sum(part.count), (0)::numeric))::integer AS "coalesce" FROM (generate_series(0, 26) all_buckets(bucket) LEFT JOIN UNNEST(histogram.buckets, histogram.counts) part(bucket, count) ON ((part.bucket = all_buckets.bucket))) GROUP BY all_buckets.bucket ORDER BY all_buckets.bucket);
+
 CREATE FUNCTION horsies.input_bytes(node uuid) RETURNS bigint
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -420,6 +432,49 @@ UNION ALL
     finished.trace
    FROM horsies.finished;
 
+CREATE TABLE horsies.attempt_logs (
+    task_id uuid NOT NULL,
+    claim_no integer NOT NULL,
+    attempt integer NOT NULL,
+    records json NOT NULL,
+    left_out integer DEFAULT 0 NOT NULL,
+    stored_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE horsies.audit (
+    id uuid DEFAULT horsies.new_id() NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    target text NOT NULL,
+    count integer
+);
+
+CREATE TABLE horsies.dead_workers (
+    id uuid NOT NULL,
+    hostname text NOT NULL,
+    pid integer NOT NULL,
+    app text,
+    library_version text NOT NULL,
+    queues text[] NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    last_heartbeat_at timestamp with time zone NOT NULL,
+    found_at timestamp with time zone DEFAULT now() NOT NULL,
+    tasks_held integer NOT NULL,
+    task_ids uuid[] NOT NULL
+);
+
+CREATE TABLE horsies.error_minutes (
+    minute timestamp with time zone NOT NULL,
+    task_name text NOT NULL,
+    error_code text NOT NULL,
+    message text NOT NULL,
+    count integer NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    example_id uuid NOT NULL
+);
+
 CREATE TABLE horsies.finished_default (
     id uuid CONSTRAINT finished_id_not_null NOT NULL,
     task_name text CONSTRAINT finished_task_name_not_null NOT NULL,
@@ -473,6 +528,12 @@ CREATE TABLE horsies.maintenance_lease (
     CONSTRAINT maintenance_lease_is_one_row CHECK (singleton)
 );
 
+CREATE TABLE horsies.minutes_until (
+    singleton boolean DEFAULT true NOT NULL,
+    minute timestamp with time zone NOT NULL,
+    CONSTRAINT minutes_until_is_one_row CHECK (singleton)
+);
+
 CREATE TABLE horsies.nodes (
     id uuid NOT NULL,
     root_id uuid NOT NULL,
@@ -524,7 +585,9 @@ WITH (fillfactor='70');
 
 CREATE TABLE horsies.queues (
     name text NOT NULL,
-    paused_at timestamp with time zone
+    paused_at timestamp with time zone,
+    max_concurrency integer,
+    CONSTRAINT queues_cap_is_positive CHECK ((max_concurrency > 0))
 );
 
 CREATE TABLE horsies.schedule_runs (
@@ -565,6 +628,7 @@ CREATE TABLE horsies.schedules (
     overlap text NOT NULL,
     enabled boolean NOT NULL,
     declared boolean DEFAULT true NOT NULL,
+    is_dynamic boolean DEFAULT false NOT NULL,
     paused_at timestamp with time zone,
     next_slot_at timestamp with time zone,
     last_slot_at timestamp with time zone,
@@ -584,6 +648,19 @@ CREATE TABLE horsies.schema_versions (
     name text NOT NULL,
     compatible_since integer NOT NULL,
     applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE horsies.task_minutes (
+    minute timestamp with time zone NOT NULL,
+    queue_name text NOT NULL,
+    task_name text NOT NULL,
+    completed integer NOT NULL,
+    failed integer NOT NULL,
+    cancelled integer NOT NULL,
+    expired integer NOT NULL,
+    retried integer NOT NULL,
+    waited integer[] NOT NULL,
+    ran integer[] NOT NULL
 );
 
 CREATE TABLE horsies.worker_states (
@@ -628,6 +705,7 @@ CREATE TABLE horsies.workers (
     task_names text[],
     signatures bigint[],
     app text,
+    leave_requested_at timestamp with time zone,
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
     CONSTRAINT workers_queues_are_not_null CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL))),
     CONSTRAINT workers_tasks_are_lists CHECK (((array_ndims(task_names) = 1) AND (array_ndims(signatures) = 1))),
@@ -662,11 +740,26 @@ WITH (fillfactor='70');
 
 ALTER TABLE ONLY horsies.finished ATTACH PARTITION horsies.finished_default DEFAULT;
 
+ALTER TABLE ONLY horsies.attempt_logs
+    ADD CONSTRAINT attempt_logs_pkey PRIMARY KEY (task_id, claim_no);
+
+ALTER TABLE ONLY horsies.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.dead_workers
+    ADD CONSTRAINT dead_workers_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.error_minutes
+    ADD CONSTRAINT error_minutes_pkey PRIMARY KEY (minute, task_name, error_code, message);
+
 ALTER TABLE ONLY horsies.keys
     ADD CONSTRAINT keys_pkey PRIMARY KEY (task_name, key);
 
 ALTER TABLE ONLY horsies.maintenance_lease
     ADD CONSTRAINT maintenance_lease_pkey PRIMARY KEY (singleton);
+
+ALTER TABLE ONLY horsies.minutes_until
+    ADD CONSTRAINT minutes_until_pkey PRIMARY KEY (singleton);
 
 ALTER TABLE ONLY horsies.nodes
     ADD CONSTRAINT nodes_pkey PRIMARY KEY (id);
@@ -683,6 +776,9 @@ ALTER TABLE ONLY horsies.schedules
 ALTER TABLE ONLY horsies.schema_versions
     ADD CONSTRAINT schema_versions_pkey PRIMARY KEY (version);
 
+ALTER TABLE ONLY horsies.task_minutes
+    ADD CONSTRAINT task_minutes_pkey PRIMARY KEY (minute, queue_name, task_name);
+
 ALTER TABLE ONLY horsies.tasks
     ADD CONSTRAINT tasks_pkey PRIMARY KEY (id);
 
@@ -695,9 +791,19 @@ ALTER TABLE ONLY horsies.workers
 ALTER TABLE ONLY horsies.workflows
     ADD CONSTRAINT workflows_pkey PRIMARY KEY (id);
 
+CREATE INDEX attempt_logs_stored_idx ON horsies.attempt_logs USING btree (stored_at);
+
+CREATE INDEX finished_at_idx ON ONLY horsies.finished USING btree ((finished_at AT TIME ZONE 'UTC'::text));
+
 CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
 
 CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
+
+CREATE INDEX finished_failed_idx ON ONLY horsies.finished USING btree ((finished_at AT TIME ZONE 'UTC'::text), id) WHERE (status = 'FAILED'::text);
+
+CREATE INDEX finished_default_timezone_id_idx ON horsies.finished_default USING btree ((finished_at AT TIME ZONE 'UTC'::text), id) WHERE (status = 'FAILED'::text);
+
+CREATE INDEX finished_default_timezone_idx ON horsies.finished_default USING btree ((finished_at AT TIME ZONE 'UTC'::text));
 
 CREATE INDEX nodes_ready_idx ON horsies.nodes USING btree (workflow_id, index) WHERE ((status = 'READY'::text) AND (kind = 'task'::text));
 
@@ -710,6 +816,8 @@ CREATE UNIQUE INDEX nodes_workflow_idx ON horsies.nodes USING btree (workflow_id
 CREATE INDEX schedule_runs_decided_idx ON horsies.schedule_runs USING btree (decided_at);
 
 CREATE INDEX schedule_runs_schedule_idx ON horsies.schedule_runs USING btree (schedule_name, id);
+
+CREATE INDEX schedule_runs_task_idx ON horsies.schedule_runs USING btree (task_id);
 
 CREATE INDEX schedules_due_idx ON horsies.schedules USING btree (next_slot_at) WHERE (paused_at IS NULL);
 
@@ -733,8 +841,14 @@ CREATE INDEX workflows_ended_idx ON horsies.workflows USING btree (finished_at) 
 
 CREATE INDEX workflows_live_idx ON horsies.workflows USING btree (root_id, id) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]));
 
+CREATE INDEX workflows_paused_idx ON horsies.workflows USING btree (id) WHERE (status = 'PAUSED'::text);
+
 CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
+
+ALTER INDEX horsies.finished_failed_idx ATTACH PARTITION horsies.finished_default_timezone_id_idx;
+
+ALTER INDEX horsies.finished_at_idx ATTACH PARTITION horsies.finished_default_timezone_idx;
 
 CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT WHEN ((current_setting('horsies.notify'::text, true) IS DISTINCT FROM 'after_commit'::text)) EXECUTE FUNCTION horsies.notify_new_tasks();

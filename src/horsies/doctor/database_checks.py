@@ -19,6 +19,7 @@ MIN_FREE_SHARE = 0.1
 MAX_QUEUE_USAGE = 0.1
 ENABLED = ("O", "A")  # pg_trigger.tgenabled: fires in ordinary sessions, or always
 
+_WRITES = {"INSERT", "UPDATE", "DELETE"}
 SQL = load(__file__)
 
 # -- server
@@ -76,6 +77,11 @@ def check_privileges(context: CheckContext) -> Op[list[Finding]]:
         return []
     seen = "this user has no " + "; ".join(f"{privileges} on {what}" for privileges, what in missing)
     data = {what: privileges.split(", ") for privileges, what in missing}
+    reads_all = all(set(each).isdisjoint({"SELECT", "USAGE"}) for each in data.values())
+    if reads_all and set(data.get("tasks", ())) >= _WRITES:
+        return [
+            Finding(FindingCode.ROLE_READ_ONLY, "this user may read everything, and write nothing", {"missing": data})
+        ]
     return [Finding(FindingCode.PRIVILEGES_MISSING, seen, {"missing": data})]
 
 

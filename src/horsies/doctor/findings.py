@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, unique
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from horsies.app import Horsies
-from horsies.model.config import CustomQueueConfig, RecoveryConfig
+from horsies.db.broker import PostgresBroker
+from horsies.model.config import AppConfig, CustomQueueConfig, RecoveryConfig
 
 MIB = 1 << 20
 
@@ -74,6 +74,9 @@ class FindingCode(Enum):
     SCHEMA_AHEAD = _info("Upgrade the horsies package of this process when convenient.")
     PRIVILEGES_MISSING = _error(
         "As the owner: grant USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on all its tables and EXECUTE on its functions to this user."
+    )
+    ROLE_READ_ONLY = _info(
+        "Nothing, if this user only observes. Producers and workers need INSERT, UPDATE and DELETE, too."
     )
     PARTITION_PRIVILEGE_MISSING = _warning(
         "Run `horsies migrate` as the owner of the tables at least once a week, or make this user a member of the owning role."
@@ -149,6 +152,16 @@ class FindingCode(Enum):
     WAITING_LONG = _warning(
         "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy."
     )
+    LAGGING = _warning("Add workers or processes for this queue, or raise its `max_concurrency`.")
+    QUEUE_BLOCKED = _error(
+        "Cancel the task that blocks it with `horsies tasks cancel ID`, and give it a `timeout_ms`; or add workers or processes."
+    )
+    TASK_RUNS_LONG = _warning(
+        "Give the task a `timeout_ms`. If it hangs, cancel it with `horsies tasks cancel ID`; `py-spy dump` shows where it is."
+    )
+    CHILDREN_CRASHING = _error(
+        "Look for the reason in the logs of the workers (out of memory, a crash in native code), and cancel the task until it is fixed."
+    )
     QUEUE_UNSERVED = _error("Start a worker that serves it (`--queues`), or correct the name in the producer.")
     QUEUE_PAUSED = _warning("Resume it with `horsies queues resume NAME` when the reason for the pause is gone.")
     TASKS_UNKNOWN = _error(
@@ -160,6 +173,9 @@ class FindingCode(Enum):
     SCHEDULES_UNSERVED = _error(
         "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log."
     )
+    SCHEDULE_FAILING = _warning(
+        "Read the errors of its runs with `horsies schedules show NAME`; correct the task, or pause the schedule."
+    )
     SCHEDULES_WITHOUT_APP = _warning(
         "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`."
     )
@@ -169,6 +185,9 @@ class FindingCode(Enum):
     CAP_EXCEEDED = _error("Deploy the same configuration to all workers.")
     # -- workers
     NO_WORKERS = _info("Start one with `horsies worker APP`.")
+    DEAD_WORKERS = _warning(
+        "Find out why they ended: the log of their machine (out of memory, a restart), or `docker inspect` and `kubectl describe`."
+    )
     STALE_WORKERS = _error(
         "Check whether they run and reach the database. Start a worker: as the maintenance leader it removes those that do not."
     )
@@ -182,7 +201,12 @@ class FindingCode(Enum):
     TASK_NAME_CLASH = _warning(
         "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own."
     )
+    APPS_MIXED = _warning("Give each app queues, or a `schema`, of its own.")
     # -- workflows
+    WORKFLOW_PAUSED_BY_ERROR = _warning(
+        "Correct the cause; then `horsies workflows retry ID` runs the failed node again, and `horsies workflows resume ID` goes on without it."
+    )
+    WORKFLOW_PAUSED = _info("Continue it with `horsies workflows resume ID` when the reason for the pause is gone.")
     WORKFLOWS_STUCK = _error(
         "Start a worker: as the maintenance leader it continues them. If one runs, report it with the output of `horsies workflows show ID`."
     )
@@ -198,10 +222,12 @@ class Finding:
     code: FindingCode
     seen: str
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    at_least: Severity = Severity.OK
+    """Makes this finding more severe than others of its code."""
 
     @property
     def severity(self) -> Severity:
-        return self.code.value.severity
+        return max(self.code.value.severity, self.at_least)
 
     @property
     def fix(self) -> str:
@@ -225,6 +251,11 @@ class CheckContext:
     check_timeout_s: float = 5.0
     pooler_checks: int = 10
     max_wait_s: float = 600.0
+    max_lag_s: float = 60.0
+    max_run_s: float = 600.0
+    blocked_after_s: float = 10.0
+    blocking_after_s: float = 30.0
+    max_since_crash_s: float = 3600.0
     max_transaction_s: float = 600.0
     stuck_after_s: float = 60.0
     max_skew_s: float = 2.0
@@ -244,7 +275,20 @@ class CheckContext:
         return 2 * self.recovery.dead_after_ms / 1000 + 10
 
 
-def context_for(app: Horsies, *, knows_app: bool) -> CheckContext:
+class CheckedApp(Protocol):
+    """What is needed of an app."""
+
+    @property
+    def broker(self) -> PostgresBroker: ...
+    @property
+    def config(self) -> AppConfig: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def locator(self) -> str | None: ...
+
+
+def context_for(app: CheckedApp, *, knows_app: bool) -> CheckContext:
     """Describe an app on its database. Without `knows_app`, only the database and its settings are known."""
     return CheckContext(
         schema=app.broker.config.schema,

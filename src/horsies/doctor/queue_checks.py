@@ -1,16 +1,19 @@
 """Checks of what is in the queue: tasks, workers, workflows and schedules."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
-from horsies.doctor.findings import CheckContext, Finding, FindingCode
+from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
 from horsies.model.validation import format_duration
 from horsies.model.worker_config import RECYCLING_DOMINATES
+from horsies.schedules.control import first_line, get_failing_schedules
 from horsies.tasks.queues import QueueSummary, list_queues
-from horsies.tasks.unknown import MAX_COUNTED, list_unknown_tasks
+from horsies.tasks.unknown import list_unknown_tasks
 from horsies.workflows.inspect import get_stuck_workflows
 
 LIMIT = 1_000
+MAX_PAUSED = 20
 MAX_NAMED = 3  # in the text of a finding
 MAX_LISTED = 10  # in its data
 ELECTION_S = 10.0  # by then a worker that has just started, or the next candidate, has taken the maintenance lease
@@ -46,14 +49,81 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
 
 
 def check_waiting(context: CheckContext) -> Op[list[Finding]]:
+    """Find queues whose tasks wait, and why."""
     queues = yield from list_queues(LIMIT)
-    served = {queue for (queue,) in (yield from rows(SQL["get_served_queues"](stale_s=context.stale_after_s)))}
-    return [
-        finding for queue in queues for finding in _waiting_findings(context, queue, is_served=queue.name in served)
+    capacity, running, claimed = yield from execute(
+        SQL["get_capacity"](stale_s=context.stale_after_s),
+        SQL["get_running"](after_s=min(context.blocking_after_s, context.max_run_s)),
+        SQL["get_claimed"](),
+    )
+    served = {queue for _, queues, *_ in capacity for queue in queues or ()}
+    # What is claimed in advance waits too; not for a worker, but for a child.
+    waits_s = {queue.name: queue.oldest_waiting_s for queue in queues if queue.oldest_waiting_s is not None}
+    waits_s |= {name: max(oldest_s, waits_s.get(name, 0.0)) for name, _, oldest_s in claimed}
+    paused = {queue.name for queue in queues if queue.paused_at is not None}
+    blocked = {
+        name: blocker
+        for name, oldest_s in waits_s.items()
+        if name not in paused and oldest_s > context.blocked_after_s
+        if (blocker := _find_blocker(context, name, capacity, running)) is not None
+    }
+    findings = [
+        finding
+        for queue in queues
+        for finding in _waiting_findings(
+            context, queue, is_served=queue.name in served, is_blocked=queue.name in blocked
+        )
     ]
+    for name, (count, blocker) in blocked.items():
+        task_id, task_name, _, _, since, seconds, *_ = blocker
+        seen = (
+            f"queue {name!r} is blocked by {count} tasks that do not end: {task_name} ({task_id}) has been running "
+            f"{_on_worker(blocker)} since {since:%Y-%m-%d %H:%M:%S%z}, for {format_duration(seconds)}; "
+            f"others wait for {format_duration(waits_s[name])}"
+        )
+        data = {
+            "queue": name,
+            "task_id": task_id,
+            "task_name": task_name,
+            "seconds": seconds,
+            "oldest_s": waits_s[name],
+        }
+        findings.append(Finding(FindingCode.QUEUE_BLOCKED, seen, data))
+    # A task whose worker is gone is another fault.
+    if long := [row for row in running if row[5] > context.max_run_s and not row[6] and row[7] is not None]:
+        named = _enumerate([f"{row[1]} ({row[0]}) {_on_worker(row)} for {format_duration(row[5])}" for row in long])
+        seen = f"{len(long)} task{'' if len(long) == 1 else 's'} without a time limit: {named}"
+        data = {"count": len(long), "task_ids": [row[0] for row in long[:MAX_LISTED]], "seconds": long[0][5]}
+        findings.append(Finding(FindingCode.TASK_RUNS_LONG, seen, data))
+    return findings
 
 
-def _waiting_findings(context: CheckContext, queue: QueueSummary, *, is_served: bool) -> Iterator[Finding]:
+def _find_blocker(
+    context: CheckContext, queue: str, capacity: Sequence[Row], running: Sequence[Row]
+) -> tuple[int, Row] | None:
+    """Return how many long tasks take every slot of a queue, and the longest of them; None if a slot is free, or changes hands."""
+    caps = {each.name: each.max_concurrency for each in context.queues or ()} | {
+        name: cap for *_, name, cap in capacity if name is not None
+    }
+    long = [row for row in running if row[5] > context.blocking_after_s]
+    own = [row for row in long if row[2] == queue]
+    if own and len(own) >= (caps.get(queue) or len(own) + 1):
+        return len(own), own[0]
+    slots = {worker: count for worker, queues, count, *_ in capacity if queue in (queues or ())}
+    held = Counter(row[3] for row in long)
+    if not slots or any(held[worker] < count for worker, count in slots.items()):
+        return None
+    return sum(held[worker] for worker in slots), next(row for row in long if row[3] in slots)
+
+
+def _on_worker(row: Row) -> str:
+    *_, worker, _, _, _, host, pid = row
+    return f"on worker {worker}" if host is None else f"on {host} pid {pid}"
+
+
+def _waiting_findings(
+    context: CheckContext, queue: QueueSummary, *, is_served: bool, is_blocked: bool
+) -> Iterator[Finding]:
     oldest_s = queue.oldest_waiting_s
     if oldest_s is None:
         return
@@ -67,13 +137,26 @@ def _waiting_findings(context: CheckContext, queue: QueueSummary, *, is_served: 
         yield Finding(FindingCode.QUEUE_UNSERVED, seen, data)
     elif queue.paused_at is None and oldest_s > context.max_wait_s:
         yield Finding(FindingCode.WAITING_LONG, seen, data)
+    elif queue.paused_at is None and is_served and not is_blocked and oldest_s > context.max_lag_s:
+        yield Finding(FindingCode.LAGGING, seen, data)
+
+
+def check_crashes(context: CheckContext) -> Op[list[Finding]]:
+    """Find tasks that kill the children that run them."""
+    crashes = yield from rows(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
+    findings: list[Finding] = []
+    for name, deaths, live, ended, example in crashes:
+        seen = f"{deaths} child processes died with task {name!r}: {live} live tasks, {ended} that failed in the last {format_duration(context.max_since_crash_s)}; for example {example}"
+        data = {"task_name": name, "deaths": deaths, "live": live, "failed": ended, "task_id": example}
+        findings.append(Finding(FindingCode.CHILDREN_CRASHING, seen, data))
+    return findings
 
 
 def check_unknown(_context: CheckContext) -> Op[list[Finding]]:
     """Find tasks that wait for a worker that can run them."""
     findings: list[Finding] = []
-    for tasks in (yield from list_unknown_tasks()):
-        count = f"{tasks.count} or more" if tasks.count >= MAX_COUNTED else f"{tasks.count}"
+    for tasks in (yield from list_unknown_tasks(LIMIT)):
+        count = f"{tasks.count} or more" if tasks.count >= LIMIT else f"{tasks.count}"
         seen = f"{count} tasks named {tasks.task_name!r} wait since {tasks.since:%Y-%m-%d %H:%M:%S%z}"
         data = {"task_name": tasks.task_name, "count": tasks.count, "since": tasks.since.isoformat()}
         code = FindingCode.TASKS_CHANGED if tasks.is_refused else FindingCode.TASKS_UNKNOWN
@@ -101,8 +184,11 @@ def check_caps(context: CheckContext) -> Op[list[Finding]]:
 
 def check_workers(context: CheckContext) -> Op[list[Finding]]:
     """Check whether workers are live, one of them is the maintenance leader, and they agree with each other and the app."""
-    workers, lags, clashes = yield from execute(
-        SQL["get_workers"](), SQL["get_maintenance_lag"](), SQL["get_task_clashes"](stale_after_s=context.stale_after_s)
+    workers, lags, clashes, mixed = yield from execute(
+        SQL["get_workers"](),
+        SQL["get_maintenance_lag"](),
+        SQL["get_task_clashes"](stale_after_s=context.stale_after_s),
+        SQL["get_mixed_queues"](stale_s=context.stale_after_s),
     )
     stale = [row for row in workers if row[5] > context.stale_after_s]
     live = [row for row in workers if row[5] <= context.stale_after_s]
@@ -112,7 +198,10 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         seen = f"{len(stale)} workers send no heartbeats: {named}"
         findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_ids": [row[0] for row in stale]}))
     if not live:
-        return [*findings, Finding(FindingCode.NO_WORKERS, "no worker is live")]
+        ((has_waiting,),) = yield from rows(SQL["has_waiting_tasks"]())
+        seen = "no worker is live, and tasks wait" if has_waiting else "no worker is live"
+        data, severity = {"tasks_wait": has_waiting}, Severity.ERROR if has_waiting else Severity.INFO
+        return [*findings, Finding(FindingCode.NO_WORKERS, seen, data, severity)]
     findings += [*_leader_findings(live, lags), *_version_findings(live), *_queue_findings(context, live)]
     if costly := [row for row in live if (row[8] or 0.0) >= RECYCLING_DOMINATES]:
         named = _enumerate([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
@@ -124,7 +213,25 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         seen = f"{len(clashes)} task names are in more than one app: {named}"
         data = {"tasks": {name: list(apps) for name, apps in clashes}}
         findings.append(Finding(FindingCode.TASK_NAME_CLASH, seen, data))
+    if mixed and not clashes:
+        named = _enumerate([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
+        seen = f"workers of different apps serve {len(mixed)} queue{'' if len(mixed) == 1 else 's'}: {named}"
+        data = {"queues": {queue: list(apps) for queue, apps in mixed}}
+        findings.append(Finding(FindingCode.APPS_MIXED, seen, data))
     return findings
+
+
+def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
+    """Find workers that ended without deregistering."""
+    dead = yield from rows(SQL["get_dead_workers"](since_s=context.max_since_crash_s))
+    if not dead:
+        return []
+    named = _enumerate(
+        [f"{host} pid {pid} at {at:%H:%M:%S%z} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
+    )
+    seen = f"{len(dead)} workers died in the last {format_duration(context.max_since_crash_s)}: {named}"
+    data = {"worker_ids": [row[0] for row in dead], "task_ids": [task for row in dead for task in row[7]][:MAX_LISTED]}
+    return [Finding(FindingCode.DEAD_WORKERS, seen, data)]
 
 
 def _leader_findings(live: Sequence[Row], lags: Sequence[Row]) -> Iterator[Finding]:
@@ -179,7 +286,47 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
     return [Finding(FindingCode.WORKFLOWS_STUCK, f"{len(roots)} workflows: {named}", data)]
 
 
+def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:
+    """Find paused workflows, and the failed node if that is the reason."""
+    paused = yield from rows(SQL["get_paused_workflows"](limit=MAX_PAUSED))
+    findings: list[Finding] = []
+    if failed := [row for row in paused if row[2] is not None]:
+        named = _enumerate(
+            [
+                f"{name} ({root}) by node {node!r}: {first_line(error) or task}"
+                for root, name, node, task, error in failed
+            ],
+            "; ",
+        )
+        seen = f"{_count(failed)} paused because a node failed: {named}"
+        nodes = {root: node for root, _, node, *_ in failed}
+        data = {"count": len(failed), "workflow_ids": list(nodes)[:MAX_LISTED], "nodes": nodes}
+        findings.append(Finding(FindingCode.WORKFLOW_PAUSED_BY_ERROR, seen, data))
+    if others := [row for row in paused if row[2] is None]:
+        seen = f"{_count(others)} paused: {_enumerate([f'{name} ({root})' for root, name, *_ in others])}"
+        data = {"count": len(others), "workflow_ids": [row[0] for row in others[:MAX_LISTED]]}
+        findings.append(Finding(FindingCode.WORKFLOW_PAUSED, seen, data))
+    return findings
+
+
+def _count(runs: Sequence[Row]) -> str:
+    count = f"{MAX_PAUSED} or more" if len(runs) == MAX_PAUSED else f"{len(runs)}"
+    return f"{count} workflow{' is' if len(runs) == 1 else 's are'}"
+
+
 # -- schedules
+
+
+def check_failing_schedules(_context: CheckContext) -> Op[list[Finding]]:
+    """Find schedules whose runs fail."""
+    findings: list[Finding] = []
+    for each in (yield from get_failing_schedules(MAX_PAUSED)):
+        reason = ": ".join(word for word in (each.error_code, each.message) if word)
+        success = "none of its newest runs has succeeded" if each.never_succeeded else "it has succeeded before"
+        seen = f"schedule {each.name!r} of task {each.task_name!r} failed {each.failures_in_a_row} times in a row ({success}): {reason}"
+        data = {"schedule": each.name, "failures_in_a_row": each.failures_in_a_row, "error_code": each.error_code}
+        findings.append(Finding(FindingCode.SCHEDULE_FAILING, seen, data))
+    return findings
 
 
 def check_schedules(_context: CheckContext) -> Op[list[Finding]]:

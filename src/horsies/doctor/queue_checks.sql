@@ -48,11 +48,171 @@ where cancel_requested_at is not null
 and cancel_requested_at < now() - %(grace_ms)s::integer * interval '1 ms' - %(after_s)s::float * interval '1 s'
 limit %(limit)s::integer;
 
--- name: get_served_queues
--- The queues of living workers.
-select distinct unnest(queues)
+-- name: get_capacity
+-- The slots of living workers, and the caps that were set at run time.
+select id::text, queues, processes * concurrency, null::text, null::integer
 from {schema}.workers
-where heartbeat_at > now() - %(stale_s)s::float * interval '1 s';
+where heartbeat_at > now() - %(stale_s)s::float * interval '1 s'
+union all
+select null, null, null, name, max_concurrency
+from {schema}.queues
+where max_concurrency is not null
+limit 10000;
+
+-- name: get_running
+-- Tasks that have been running for some time, the longest first, with their workers.
+select
+    tasks.id::text, tasks.task_name, tasks.queue_name, tasks.claimed_by::text, tasks.started_at,
+    case when isfinite(tasks.started_at) then extract(epoch from now() - tasks.started_at)::float else 0 end,
+    tasks.timeout_ms is not null, workers.hostname, workers.pid
+from {schema}.tasks
+left join {schema}.workers on workers.id = tasks.claimed_by
+where tasks.status = 'RUNNING'
+and tasks.started_at < now() - %(after_s)s::float * interval '1 s'
+order by tasks.started_at
+limit 10000;
+
+-- name: get_claimed
+-- Tasks that are claimed in advance wait for their turn in a child.
+select queue_name, count(*), extract(epoch from now() - min(enqueued_at))::float
+from {schema}.tasks
+where status = 'CLAIMED'
+group by queue_name;
+
+-- name: get_crashes
+-- Tasks whose children died, by name: those in flight, the first that are due later, the first of each queue (a released task returns to its
+-- place), and the newest failures. The errors are searched as text, because JSON with \u0000 cannot be parsed here.
+with recursive queue as (
+    (
+        select queue_name
+        from {schema}.tasks
+        where status = 'PENDING' and ready
+        order by queue_name
+        limit 1
+    )
+    union all
+    select (
+        select tasks.queue_name
+        from {schema}.tasks
+        where tasks.status = 'PENDING' and tasks.ready and tasks.queue_name > queue.queue_name
+        order by tasks.queue_name
+        limit 1
+    )
+    from queue
+    where queue.queue_name is not null
+),
+live as (
+    (
+        select id, task_name, child_deaths, failed_attempts
+        from {schema}.tasks
+        where status <> 'PENDING'
+        and (child_deaths > 0 or attempts > 0)
+        limit %(limit)s::integer
+    )
+    union all
+    (
+        select few.id, few.task_name, few.child_deaths, few.failed_attempts
+        from (
+            select id, task_name, child_deaths, failed_attempts, attempts
+            from {schema}.tasks
+            where status = 'PENDING' and not ready and unknown_since is null
+            order by enqueued_at
+            limit %(limit)s::integer
+        ) as few
+        where few.child_deaths > 0 or few.attempts > 0
+    )
+    union all
+    (
+        select few.id, few.task_name, few.child_deaths, few.failed_attempts
+        from (select queue_name from queue where queue_name is not null limit 100) as queue
+        cross join lateral (
+            select id, task_name, child_deaths, failed_attempts, attempts
+            from {schema}.tasks
+            where tasks.status = 'PENDING' and tasks.ready and tasks.queue_name = queue.queue_name
+            order by tasks.priority, tasks.enqueued_at, tasks.id
+            limit 100
+        ) as few
+        where few.child_deaths > 0 or few.attempts > 0
+    )
+),
+crash as (
+    select
+        live.id, live.task_name, true as is_live,
+        live.child_deaths + (
+            select count(*)
+            from unnest(live.failed_attempts) as attempt
+            where left(attempt::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
+        ) as deaths
+    from live
+    union all
+    select newest.id, newest.task_name, false, 1
+    from (
+        select id, task_name, error_code
+        from {schema}.finished
+        where status = 'FAILED'
+        and finished_at > now() - %(since_s)s::float * interval '1 s'
+        and finished_at at time zone 'UTC' > (now() - %(since_s)s::float * interval '1 s') at time zone 'UTC'
+        order by finished_at at time zone 'UTC' desc
+        limit %(limit)s::integer
+    ) as newest
+    where newest.error_code = 'WORKER_CRASHED'
+)
+select
+    task_name, sum(deaths)::integer, count(*) filter (where is_live), count(*) filter (where not is_live),
+    (array_agg(id::text order by is_live desc, deaths desc))[1]
+from crash
+where deaths > 0
+group by task_name
+order by sum(deaths) desc, task_name
+limit 100;
+
+-- name: get_mixed_queues
+-- Queues that living workers of different apps serve.
+select queue_name, array_agg(distinct app order by app)
+from {schema}.workers
+cross join unnest(queues) as queue_name
+where app is not null
+and heartbeat_at > now() - %(stale_s)s::float * interval '1 s'
+group by queue_name
+having count(distinct app) > 1
+order by queue_name
+limit 100;
+
+-- name: get_dead_workers
+-- With the tasks that they held, the newest first.
+select
+    id::text, hostname, pid, app, found_at, tasks_held,
+    extract(epoch from now() - last_heartbeat_at)::float, task_ids::text[]
+from {schema}.dead_workers
+where found_at > now() - %(since_s)s::float * interval '1 s'
+order by found_at desc
+limit 100;
+
+-- name: has_waiting_tasks
+-- A task that is ready is due.
+select exists (select from {schema}.tasks where status = 'PENDING' and ready limit 1);
+
+-- name: get_paused_workflows
+-- The newest first, with the last node that has failed if failures pause it.
+select
+    run.root_id::text, run.name, node.node_id, node.task_name,
+    left(substring(left(node.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
+from (
+    select id, root_id, name, on_error
+    from {schema}.workflows
+    where status = 'PAUSED'
+    order by id desc
+    limit %(limit)s::integer
+) as run
+left join lateral (
+    select nodes.node_id, nodes.task_name, nodes.error
+    from {schema}.nodes
+    where nodes.workflow_id = run.id
+    and nodes.status = 'FAILED'
+    order by nodes.finished_at desc nulls last
+    limit 1
+) as node on run.on_error = 'pause'
+order by run.id desc;
 
 -- name: get_workers
 select

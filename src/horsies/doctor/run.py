@@ -6,12 +6,13 @@ Each check has a read-only transaction and a time limit of its own, so that a ch
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import Final, cast
 
 from horsies.db.dedicated import DedicatedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.pooler import UnsuitableEncoding
-from horsies.db.statement import Op, execute, load, rows
+from horsies.db.statement import Op, Query, Request, Rows, execute, load, rows
 from horsies.doctor import database_checks, queue_checks
 from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
 from horsies.model.config import PostgresConfig
@@ -53,6 +54,23 @@ WORKERS: Final = Check("workers", queue_checks.check_workers)
 CAPS: Final = Check("caps", queue_checks.check_caps)
 OWNERS: Final = Check("schedules of other apps", queue_checks.check_owners)
 
+SCHEDULES: Final = Check("schedules", queue_checks.check_schedules)
+
+QUICK: Final[Sequence[Check]] = (
+    WORKERS,
+    Check("dead workers", queue_checks.check_dead_workers),
+    Check("stuck tasks", queue_checks.check_stuck),
+    Check("waiting tasks", queue_checks.check_waiting),
+    Check("unknown tasks", queue_checks.check_unknown),
+    Check("crashes of children", queue_checks.check_crashes),
+    CAPS,
+    Check("paused workflows", queue_checks.check_paused_workflows),
+    SCHEDULES,
+    Check("failing schedules", queue_checks.check_failing_schedules),
+    OWNERS,
+)
+"""What is in the queue: each takes about a millisecond, whatever is stored. `Ops.findings` runs these."""
+
 LIVE: Final[Sequence[Check | Probe]] = (PING, PRIVILEGES, VERSION, NOTIFICATIONS, WORKERS, CAPS, OWNERS)
 """Whether the app can run at all, and whether the workers agree with it. `horsies check --live` runs these."""
 
@@ -77,14 +95,8 @@ ALL: Final[Sequence[Check | Probe]] = (
     Check("autovacuum", database_checks.check_autovacuum),
     Check("dead rows", database_checks.check_dead_rows),
     Check("bloat", database_checks.check_bloat),
-    WORKERS,
-    Check("stuck tasks", queue_checks.check_stuck),
-    Check("waiting tasks", queue_checks.check_waiting),
-    Check("unknown tasks", queue_checks.check_unknown),
-    CAPS,
+    *QUICK,
     Check("workflows", queue_checks.check_workflows),
-    Check("schedules", queue_checks.check_schedules),
-    OWNERS,
 )
 
 
@@ -148,6 +160,45 @@ def run_doctor(
     return report
 
 
+def run_quick_checks(context: CheckContext) -> Op[list[Finding]]:
+    """Run the checks of `QUICK` together, in a few round trips. One that fails or is not permitted becomes a finding."""
+    try:
+        results = yield from _run_together([check.verb(context) for check in QUICK])
+    except DriverError as error:
+        if classify(error) is ErrorKind.CONNECTION_LOST:
+            raise
+        results = list[list[Finding]]()
+        for check in QUICK:
+            try:
+                results.append((yield from check.verb(context)))
+            except DriverError as own_error:
+                if classify(own_error) is ErrorKind.CONNECTION_LOST:
+                    raise
+                results.append(_error_findings(check, own_error, Report()) or [])
+    findings = [finding for each in results for finding in each]
+    return sorted(findings, key=lambda finding: -finding.severity)
+
+
+def _run_together(ops: Sequence[Op[list[Finding]]]) -> Op[list[list[Finding]]]:
+    """Run operations side by side: in each round trip the next statements of all of them."""
+    results: dict[int, list[Finding]] = {}
+    answers: dict[int, list[Rows] | None] = dict.fromkeys(range(len(ops)))
+    while answers:
+        requests: dict[int, Sequence[Query]] = {}
+        for place, answer in answers.items():
+            try:
+                request = cast("Request", ops[place].send(answer))  # reads consist of nothing else
+            except StopIteration as end:
+                results[place] = end.value
+            else:
+                requests[place] = request.queries
+        if not requests:
+            break
+        rest = iter((yield from execute(*(query for queries in requests.values() for query in queries))))
+        answers = {place: list(islice(rest, len(queries))) for place, queries in requests.items()}
+    return [results[place] for place in range(len(ops))]
+
+
 def _with_timeout(op: Op[list[Finding]], timeout_s: float) -> Op[list[Finding]]:
     yield from execute(SQL["begin_check"](), SQL["set_check_timeouts"](timeout_ms=f"{round(timeout_s * 1000)}"))
     findings = yield from op
@@ -166,7 +217,7 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
     if error.sqlstate in _TIMED_OUT:
         code = FindingCode.CHECK_TIMED_OUT
     elif error.sqlstate == _NOT_PERMITTED:
-        code, explanation = FindingCode.CHECK_NOT_PERMITTED, FindingCode.PRIVILEGES_MISSING
+        code = FindingCode.CHECK_NOT_PERMITTED
     elif error.sqlstate in _UNDEFINED:
         explanation = FindingCode.SCHEMA_OLDER
     return None if explanation and report.has(explanation) else [Finding(code, f"{check.name}: {message}")]

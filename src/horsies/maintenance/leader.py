@@ -1,4 +1,4 @@
-"""The maintenance leader: every worker is a candidate, and the one that holds the lease does the duties in `rescue.py` and `retention.py`."""
+"""The maintenance leader: every worker is a candidate, and the one that holds the lease does the duties in `rescue.py`, `retention.py` and `minutes.py`."""
 
 import asyncio
 import logging
@@ -15,6 +15,7 @@ from horsies.events import TasksExpired, TasksRescued, WorkerDeclaredDead, emit,
 from horsies.maintenance import rescue
 from horsies.maintenance.failure_detector import FailureDetector
 from horsies.maintenance.isolate import FailedRows
+from horsies.maintenance.minutes import MinuteRunner
 from horsies.maintenance.retention import RetentionRunner
 from horsies.model.config import PostgresConfig, RecoveryConfig, RetentionConfig
 from horsies.tasks import unknown
@@ -57,6 +58,7 @@ class MaintenanceLeader:
         self._detector = FailureDetector(recovery.dead_after_ms / 1000, gap_s=self._interval_s * 3 + 1)
         self._connection = ThreadedConnection(database, "maintenance")
         self._retention = RetentionRunner(group, database=database, retention=retention)
+        self._minutes = MinuteRunner(group, database=database)
         self._lock_scope = worker_lock_scope(database.schema)
         self._passes = 0
         self._failed_rows = FailedRows()
@@ -66,10 +68,12 @@ class MaintenanceLeader:
     async def __aenter__(self) -> Self:
         self._leading = self._group.create_task(self._lead())
         await self._retention.__aenter__()
+        await self._minutes.__aenter__()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_details: object) -> None:
         self._leading.cancel()
+        await self._minutes.__aexit__()
         await self._retention.__aexit__()
         await self._connection.close(rescue.release_lease(self._worker) if kind is None else None)
 
@@ -92,10 +96,12 @@ class MaintenanceLeader:
         self.is_elected, left_s = await self._connection.run(rescue.acquire_lease(self._worker, self._lease_ms))
         if not self.is_elected:
             self._retention.is_leader.clear()
+            self._minutes.is_leader.clear()
             self._detector.reset()
             # The interval of the other one, or a clock that was set, may make it far longer.
             return min(left_s, self._lease_ms / 1000)
         self._retention.is_leader.set()
+        self._minutes.is_leader.set()
         await self._do_duties()
         return 0.0
 

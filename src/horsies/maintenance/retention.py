@@ -30,6 +30,9 @@ POSTPONED_S: Final = 60.0
 KEYS_EVERY_S: Final = 3600.0
 """A pass over the keys reads all of them."""
 
+DEAD_WORKERS, AUDIT = timedelta(days=1), timedelta(days=90)
+"""How long they are kept."""
+
 SQL = load(__file__)
 log = logging.getLogger("horsies.maintenance")
 
@@ -148,11 +151,14 @@ def retention_duties(
     duties: dict[str, RetentionDuty] = {"days ahead": partial(prepare_next_partitions, schema, retention.finished)}
     if retention.finished is not None:
         duties["finished tasks"] = partial(drop_old_partitions, schema, retention.finished, failed, limits)
+        duties["logs of attempts"] = partial(delete_old_logs, retention.finished, failed, limits)
     if retention.workflows is not None:
         duties["workflows"] = partial(delete_old_workflows, retention.workflows, failed, limits)
     for name, table, keep in (
         ("worker states", "worker_states", retention.worker_states),
         ("schedule runs", "schedule_runs", retention.schedule_runs),
+        ("dead workers", "dead_workers", DEAD_WORKERS),
+        ("entries of the audit", "audit", AUDIT),
     ):
         if keep is not None:
             duties[name] = partial(_delete_old, table, failed, limits, keep_s=keep.total_seconds())
@@ -188,6 +194,14 @@ def drop_old_partitions(
     yield from _record_key_endings("-infinity", cutoff, limits.rows)
     deleted = yield from _delete_old("finished", failed, limits, before=cutoff)
     return RetentionResult(dropped + deleted.count)
+
+
+def delete_old_logs(
+    keep: timedelta, failed: FailedRows, limits: RetentionLimits = DEFAULT_LIMITS
+) -> Op[RetentionResult]:
+    """Delete the log lines of attempts with the finished tasks of their day."""
+    (cutoff,) = (yield from one(SQL["get_cutoff"](keep_s=keep.total_seconds()))) or (None,)
+    return (yield from _delete_old("attempt_logs", failed, limits, before=cutoff))
 
 
 def _record_key_endings(since: object, before: object, batch: int) -> Op[None]:

@@ -131,6 +131,51 @@ where id = any(array(
 ))
 returning 1;
 
+-- name: get_old_dead_workers
+select id::text
+from {schema}.dead_workers
+where found_at < now() - %(keep_s)s::float8 * interval '1 second'
+and id <> all(%(excluded)s::uuid[])
+limit %(limit)s::integer;
+
+-- name: delete_dead_workers
+delete from {schema}.dead_workers
+where id = any(%(ids)s::uuid[])
+returning 1;
+
+-- name: get_old_audit
+-- Ids grow with time, so the oldest rows are found by the primary key.
+with oldest_entries as materialized (
+    select id, at
+    from {schema}.audit
+    where id <> all(%(excluded)s::uuid[])
+    order by id
+    limit %(limit)s::integer
+)
+select id::text
+from oldest_entries
+where at < now() - %(keep_s)s::float8 * interval '1 second';
+
+-- name: delete_audit
+delete from {schema}.audit
+where id = any(%(ids)s::uuid[])
+returning 1;
+
+-- name: get_old_attempt_logs
+-- By task. One that was retried later has newer ones, too, which stay.
+select task_id::text
+from {schema}.attempt_logs
+where stored_at < %(before)s::timestamptz
+and task_id <> all(%(excluded)s::uuid[])
+order by stored_at
+limit %(limit)s::integer;
+
+-- name: delete_attempt_logs
+delete from {schema}.attempt_logs
+where task_id = any(%(ids)s::uuid[])
+and stored_at < %(before)s::timestamptz
+returning 1;
+
 -- name: get_next_key
 select task_name, key
 from {schema}.keys

@@ -1,7 +1,9 @@
 """Pause, resume, run and read schedules. The operations return False if there is no schedule of the name."""
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -12,6 +14,8 @@ from horsies.model.schedule import next_slot, pattern_from_json, zone_named
 from horsies.model.task import TaskId
 from horsies.schedules.sync import SQL as SYNC
 from horsies.schedules.tick import SQL as TICK
+
+MAX_MESSAGE = 200  # characters
 
 SQL = load(__file__)
 
@@ -85,7 +89,14 @@ class ScheduleInfo:
     last_task_id: str | None
     changed_at: datetime
     app: str | None
-    """The app that it belongs to; None if an older library has stored it."""
+    """The app that it belongs to; None if an older library has stored it, or if it was created at run time."""
+    is_dynamic: bool = False
+    """Created at run time, and not declared by an app."""
+    last_status: str | None = None
+    """How its newest run that has ended did so; None if there is none, or its task has been deleted. Cancelled runs do not count."""
+    last_error_code: str | None = None
+    failures_in_a_row: int = 0
+    """How many of its newest runs, of at most 10, failed or expired since the last that succeeded."""
 
     @property
     def state(self) -> ScheduleState:
@@ -115,13 +126,32 @@ class ScheduleInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """What happened to a slot, or to all slots from `slot_at` to `last_slot_at`."""
+    """What happened to a slot, or to all slots from `slot_at` to `last_slot_at`; and to its task, if it has one."""
 
     outcome: str
     slot_at: datetime | None
     last_slot_at: datetime | None
     task_id: str | None
     decided_at: datetime
+    task_status: str | None = None
+    """None if the task has been deleted since."""
+    error_code: str | None = None
+    message: str | None = None
+    """The first line of its error."""
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailingSchedule:
+    """An active schedule whose last runs have failed."""
+
+    name: str
+    task_name: str
+    failures_in_a_row: int
+    error_code: str | None
+    message: str | None
+    never_succeeded: bool
+    """None of its newest runs has."""
 
 
 def get_schedules(
@@ -134,4 +164,23 @@ def get_schedules(
 
 def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
     """Read the history of a schedule, newest first."""
-    return [ScheduleRun(*row) for row in (yield from rows(SQL["get_schedule_runs"](name=name, limit=limit)))]
+    found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
+    return [replace(run, message=first_line(run.message)) for run in (ScheduleRun(*row) for row in found)]
+
+
+def get_failing_schedules(limit: int) -> Op[list[FailingSchedule]]:
+    """Read the active schedules whose last three runs failed, or whose last run failed and that have not succeeded lately."""
+    found = yield from rows(SQL["get_failing_schedules"](limit=limit))
+    return [replace(each, message=first_line(each.message)) for each in (FailingSchedule(*row) for row in found)]
+
+
+def first_line(message: str | None) -> str | None:
+    """Return the first line of a message, up to 200 characters. It was cut out of JSON, and still has its escapes; the last one may be incomplete."""
+    if message is None:
+        return None
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$", r"\1", message)
+    try:
+        text = str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        text = message
+    return (text.strip().splitlines() or [""])[0][:MAX_MESSAGE]

@@ -1,3 +1,48 @@
+-- fragment: error_message
+-- The message of an error, with the escapes of JSON: cut out of the text, because JSON with \u0000 cannot be parsed here.
+left(substring(left(finished.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
+
+-- fragment: last_runs
+-- Of each schedule: how its newest run ended, how many of its newest runs have failed without one that succeeded since, and how many of them have
+-- ended. Cancelled runs do not count. A run ends after it was decided: so only the partitions since then are read (an hour, because a clock may be set back).
+left join lateral (
+    select
+        (array_agg(ended.status order by ended.id desc))[1] as last_status,
+        (array_agg(ended.error_code order by ended.id desc))[1] as last_error_code,
+        (array_agg(ended.message order by ended.id desc))[1] as last_message,
+        count(*) filter (where ended.is_failure) as failures_in_a_row,
+        count(*) as ended
+    from (
+        select
+            run.id, task.status, task.error_code, task.message,
+            bool_and(task.status <> 'COMPLETED') over (order by run.id desc) as is_failure
+        from (
+            select newest.id, newest.task_id, newest.decided_at
+            from (
+                select id, task_id, decided_at
+                from {schema}.schedule_runs
+                where schedule_runs.schedule_name = schedules.name
+                order by id desc
+                limit 100
+            ) as newest
+            where newest.task_id is not null
+            order by newest.id desc
+            limit 20
+        ) as run
+        cross join lateral (
+            select finished.status, finished.error_code, {error_message} as message
+            from {schema}.finished
+            where finished.id = run.task_id
+            and finished.finished_at >= run.decided_at - interval '1 hour'
+            and finished.status <> 'CANCELLED'
+            order by finished.finished_at desc
+            limit 1
+        ) as task
+        order by run.id desc
+        limit 10
+    ) as ended
+) as last_runs on true
+
 -- name: pause_schedule
 update {schema}.schedules
 set paused_at = coalesce(paused_at, now())
@@ -47,16 +92,50 @@ select
     schedules.name, schedules.task_name, schedules.queue_name, schedules.args::text, schedules.pattern, schedules.timezone,
     schedules.catch_up_missed, schedules.max_catch_up_runs, schedules.jitter_ms, schedules.overlap,
     schedules.enabled, schedules.declared, schedules.paused_at, schedules.next_slot_at, schedules.last_slot_at,
-    schedules.last_task_id::text, schedules.changed_at, schedules.app
+    schedules.last_task_id::text, schedules.changed_at, schedules.app, schedules.is_dynamic,
+    last_runs.last_status, last_runs.last_error_code, coalesce(last_runs.failures_in_a_row, 0)
 from {schema}.schedules
+{last_runs}
 where (%(name)s::text is null or schedules.name = %(name)s::text)
 and (%(task_name)s::text is null or schedules.task_name = %(task_name)s::text)
 and (%(queue_name)s::text is null or schedules.queue_name = %(queue_name)s::text)
 order by schedules.name;
 
 -- name: get_schedule_runs
-select outcome, slot_at, last_slot_at, task_id::text, decided_at
-from {schema}.schedule_runs
-where schedule_name = %(name)s::text
-order by id desc
+select
+    run.outcome, run.slot_at, run.last_slot_at, run.task_id::text, run.decided_at,
+    task.status, task.error_code, task.message, task.finished_at
+from (
+    select *
+    from {schema}.schedule_runs
+    where schedule_name = %(name)s::text
+    order by id desc
+    limit %(limit)s::integer
+) as run
+left join lateral (
+    select tasks.status, null as error_code, null as message, null::timestamptz as finished_at
+    from {schema}.tasks
+    where tasks.id = run.task_id
+    union all
+    select finished.status, finished.error_code, {error_message}, finished.finished_at
+    from {schema}.finished
+    where finished.id = run.task_id
+    and finished.finished_at >= run.decided_at - interval '1 hour'
+    limit 1
+) as task on true
+order by run.id desc;
+
+-- name: get_failing_schedules
+-- Active schedules whose last three runs have failed, or whose last run has failed and that have not succeeded lately.
+select
+    schedules.name, schedules.task_name, last_runs.failures_in_a_row, last_runs.last_error_code, last_runs.last_message,
+    last_runs.failures_in_a_row = last_runs.ended
+from {schema}.schedules
+{last_runs}
+where schedules.declared
+and schedules.enabled
+and schedules.paused_at is null
+and last_runs.failures_in_a_row > 0
+and (last_runs.failures_in_a_row >= 3 or last_runs.failures_in_a_row = last_runs.ended)
+order by last_runs.failures_in_a_row desc, schedules.name
 limit %(limit)s::integer;

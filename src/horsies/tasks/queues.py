@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from horsies.db.errors import StatementTimeout
 from horsies.db.statement import Op, execute, load, rows
 from horsies.model.graph import WorkflowStatus
-from horsies.model.status import TaskStatus
 
 MAX_COUNTED = 100_000
 MAX_PRIORITIES = 100
-COUNT_TIMEOUT_MS = 2_000
 
 SQL = load(__file__)
 
@@ -85,20 +82,6 @@ class ServerInfo:
 def get_server_info() -> Op[ServerInfo]:
     (row,) = yield from rows(SQL["get_server_info"]())
     return ServerInfo(*row)
-
-
-def count_finished(minutes: int) -> Op[Mapping[TaskStatus, int] | None]:
-    """Count the tasks that ended in the last minutes, by status. Returns None if counting them takes too long."""
-    try:
-        _, _, found, _ = yield from execute(
-            SQL["begin_count"](),
-            SQL["set_count_timeout"](statement_timeout=f"{COUNT_TIMEOUT_MS}ms"),
-            SQL["count_finished"](minutes=minutes),
-            SQL["commit_count"](),
-        )
-    except StatementTimeout:
-        return None
-    return {TaskStatus(status): count for status, count in found}
 
 
 def count_workflows() -> Op[Mapping[WorkflowStatus, int]]:

@@ -148,6 +148,8 @@ create table {schema}.workers (
     signatures bigint[],
     -- Several apps may share a schema.
     app text,
+    -- An operator has asked it to leave: it finishes its tasks and exits.
+    leave_requested_at timestamptz,
     constraint workers_pkey primary key (id),
     constraint workers_times_are_in_range check (
         isfinite(started_at) and heartbeat_at >= '1970-01-01 00:00+00' and heartbeat_at <= '9999-12-31 23:59:59+00'
@@ -191,11 +193,14 @@ create table {schema}.maintenance_lease (
     constraint maintenance_lease_is_finite check (isfinite(expires_at))
 );
 
--- Run-time switches of queues. A queue without a row is not paused.
+-- Run-time switches of queues. A queue without a row is not paused, and has the cap of the app.
 create table {schema}.queues (
     name text not null,
     paused_at timestamptz,
-    constraint queues_pkey primary key (name)
+    -- Instead of the cap that the app declares. Null: that of the app.
+    max_concurrency integer,
+    constraint queues_pkey primary key (name),
+    constraint queues_cap_is_positive check (max_concurrency > 0)
 );
 
 -- Idempotency keys: which task a key stands for. Nothing is written here when the task ends. The next send with the key checks
@@ -341,6 +346,8 @@ create table {schema}.schedules (
     -- Set by the app: whether the schedule is enabled, and whether the app still declares it.
     enabled boolean not null,
     declared boolean not null default true,
+    -- Created by an operator or a program at run time. No app removes it.
+    is_dynamic boolean not null default false,
     -- Set by an operator. No change of the app resets it.
     paused_at timestamptz,
     -- The first slot without a decision. The transaction that enqueues the task advances it. Null: there is none.
@@ -372,6 +379,88 @@ create table {schema}.schedule_runs (
     decided_at timestamptz not null default now(),
     constraint schedule_runs_pkey primary key (id),
     constraint schedule_runs_outcome_is_known check (outcome in ('ENQUEUED', 'SKIPPED', 'MISSED', 'BY_HAND'))
+);
+
+-- Workers that ended without deregistering, written when the maintenance leader removes them.
+create table {schema}.dead_workers (
+    id uuid not null,
+    hostname text not null,
+    pid integer not null,
+    app text,
+    library_version text not null,
+    queues text[] not null,
+    started_at timestamptz not null,
+    last_heartbeat_at timestamptz not null,
+    found_at timestamptz not null default now(),
+    -- How many tasks it held, and the ids of the first of them.
+    tasks_held integer not null,
+    task_ids uuid[] not null,
+    constraint dead_workers_pkey primary key (id)
+);
+
+-- Endings by minute, for charts: computed by the maintenance leader from `finished` when a minute is over. `waited` and `ran` are histograms: how
+-- many tasks waited (from due to start) and ran (from start to end) for less than 1 ms, 2 ms, 4 ms and so on; the last number is the rest. If a
+-- minute has too many queues and tasks, the rest has no names.
+create table {schema}.task_minutes (
+    minute timestamptz not null,
+    queue_name text not null,
+    task_name text not null,
+    completed integer not null,
+    failed integer not null,
+    cancelled integer not null,
+    expired integer not null,
+    -- Attempts before the last one.
+    retried integer not null,
+    waited integer[] not null,
+    ran integer[] not null,
+    constraint task_minutes_pkey primary key (minute, queue_name, task_name)
+);
+
+-- The failures among them, grouped by task, code and the first line of the message, with numbers and ids masked.
+create table {schema}.error_minutes (
+    minute timestamptz not null,
+    task_name text not null,
+    error_code text not null,
+    message text not null,
+    count integer not null,
+    first_at timestamptz not null,
+    last_at timestamptz not null,
+    -- The newest.
+    example_id uuid not null,
+    constraint error_minutes_pkey primary key (minute, task_name, error_code, message)
+);
+
+-- Up to when `task_minutes` and `error_minutes` are complete. One row.
+create table {schema}.minutes_until (
+    singleton boolean not null default true,
+    minute timestamptz not null,
+    constraint minutes_until_pkey primary key (singleton),
+    constraint minutes_until_is_one_row check (singleton)
+);
+
+-- Log lines of attempts, for tasks that keep them.
+create table {schema}.attempt_logs (
+    task_id uuid not null,
+    claim_no integer not null,
+    attempt integer not null,
+    -- A JSON array of records, oldest first, and how many later ones were left out.
+    records json not null,
+    left_out integer not null default 0,
+    stored_at timestamptz not null default now(),
+    constraint attempt_logs_pkey primary key (task_id, claim_no)
+);
+
+-- What operators have done. The id is made by the process, so that a repetition after a lost answer writes the same row.
+create table {schema}.audit (
+    id uuid not null default {schema}.new_id(),
+    at timestamptz not null default clock_timestamp(),
+    actor text not null,
+    action text not null,
+    -- What it was done to: a name, an id, or the filter.
+    target text not null,
+    -- How many tasks, workers, queues, workflows or schedules were changed. Null: it has not ended, or was cut off.
+    count integer,
+    constraint audit_pkey primary key (id)
 );
 
 -- functions
@@ -407,6 +496,41 @@ return (failed_attempts || json_build_object(
     'started_at', started_at,
     'ended_at', ended_at
 ))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):];
+
+-- The first line of the message of an error, with numbers and ids masked, so that like errors are equal. Found in the text, because JSON with \u0000
+-- cannot be parsed here; so it still has the escapes of JSON.
+create function {schema}.error_summary(error json) returns text
+language sql immutable parallel safe
+return left(regexp_replace(
+    split_part(coalesce(substring(left(error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), ''), '\n', 1),
+    '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|[0-9]+', '#', 'g'
+), 200);
+
+-- Where a duration belongs in a histogram: 0 for less than 1 ms, 1 for less than 2 ms, 2 for less than 4 ms and so on; 26 is the rest. Null for times
+-- that are missing or cannot be right. They are compared before they are subtracted, because that fails for infinite times.
+create function {schema}.duration_bucket(since timestamptz, until timestamptz) returns integer
+language sql immutable parallel safe
+return case
+    when since >= '1970-01-01 00:00+00' and until <= '9999-12-31 23:59:59+00' and since <= until
+    then width_bucket(
+        date_part('epoch', until - since) * 1000,
+        array[
+            1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576, 2097152, 4194304,
+            8388608, 16777216, 33554432
+        ]::float8[]
+    )
+end;
+
+-- A histogram: the sum of the counts of each bucket.
+create function {schema}.histogram(buckets integer[], counts bigint[]) returns integer[]
+language sql immutable parallel safe
+return array(
+    select coalesce(sum(part.count), 0)::integer
+    from generate_series(0, 26) as all_buckets (bucket)
+    left join unnest(buckets, counts) as part (bucket, count) on part.bucket = all_buckets.bucket
+    group by all_buckets.bucket
+    order by all_buckets.bucket
+);
 
 -- Wakes workers once per queue and priority for each INSERT statement, however many rows it inserts. Hand-written INSERTs wake
 -- them too. For rows that are not due yet the payload has the time that is left, so that workers set a timer.
@@ -738,6 +862,12 @@ create index tasks_unknown_idx on {schema}.tasks (task_name, (refused_by is not 
     where unknown_since is not null;
 
 create index finished_id_idx on {schema}.finished (id);
+-- For statistics by minute and lists by time. Its entries are in the order of insertion, so it is cheap. It is on an expression because statements that
+-- look for an id have a condition on `finished_at`, too, to skip partitions: with an index on the column, the planner would use that one for a task that
+-- ends "since now", since its statistics know of none, and read the whole batch for each of its tasks.
+create index finished_at_idx on {schema}.finished ((finished_at at time zone 'UTC'));
+-- For lists of failures and groups of errors, which are rare beside successes.
+create index finished_failed_idx on {schema}.finished ((finished_at at time zone 'UTC'), id) where status = 'FAILED';
 
 create index worker_states_latest_idx on {schema}.worker_states (worker_id, snapshot_at desc);
 
@@ -746,6 +876,9 @@ create index workflows_root_idx on {schema}.workflows (root_id);
 -- Runs that have not ended.
 create index workflows_live_idx on {schema}.workflows (root_id, id)
     where status in ('RUNNING', 'PAUSED');
+-- Paused runs, which are few among the live ones.
+create index workflows_paused_idx on {schema}.workflows (id)
+    where status = 'PAUSED';
 -- Runs with a deadline.
 create index workflows_deadline_idx on {schema}.workflows (deadline)
     where deadline is not null and status in ('RUNNING', 'PAUSED');
@@ -770,6 +903,9 @@ create index schedules_due_idx on {schema}.schedules (next_slot_at)
 create index schedule_runs_schedule_idx on {schema}.schedule_runs (schedule_name, id);
 -- Retention.
 create index schedule_runs_decided_idx on {schema}.schedule_runs (decided_at);
+-- Which schedule a task comes from.
+create index schedule_runs_task_idx on {schema}.schedule_runs (task_id);
+create index attempt_logs_stored_idx on {schema}.attempt_logs (stored_at);
 
 -- triggers
 

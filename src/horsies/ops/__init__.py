@@ -1,0 +1,19 @@
+"""`app.ops`: everything that an operator can see and do, for programs, the command line and the dashboard."""
+
+from horsies.ops.api import Ops, TaskPage, TaskView
+from horsies.ops.audit import AuditEntry
+from horsies.ops.bulk import BulkAction, BulkProgress
+from horsies.ops.statistics import ErrorGroup, MinutePoint
+from horsies.tasks.inspect import TaskFilter
+
+__all__ = [
+    "AuditEntry",
+    "BulkAction",
+    "BulkProgress",
+    "ErrorGroup",
+    "MinutePoint",
+    "Ops",
+    "TaskFilter",
+    "TaskPage",
+    "TaskView",
+]

@@ -1,0 +1,568 @@
+"""`Ops`: what `app.ops` offers. Every method has a twin for asyncio code with `_async` at the end of its name."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from asyncio import to_thread
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.statement import Op
+from horsies.model.config import DEFAULT_APP_NAME, AppConfig
+from horsies.model.graph import Graph, WorkflowStatus
+from horsies.model.status import TaskStatus
+from horsies.model.task import TaskId
+from horsies.ops.audit import AuditEntry, audited, list_actions
+from horsies.ops.bulk import BulkAction
+from horsies.ops.ids import find_ids
+from horsies.ops.operation import Verb, operation
+from horsies.ops.statistics import ErrorGroup, MinutePoint, count_ended, get_error_groups, get_time_series
+from horsies.schedules import control as schedules
+from horsies.schedules.control import ScheduleInfo, ScheduleRun
+from horsies.tasks import control, inspect, queues, unknown
+from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome
+from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
+from horsies.tasks.inspect import (
+    FINAL,
+    LIVE,
+    TaskDetail,
+    TaskFilter,
+    TaskInfo,
+    TaskSummary,
+    WorkerState,
+    WorkerSummary,
+)
+from horsies.tasks.queues import QueueSummary, ServerInfo
+from horsies.tasks.unknown import UnknownTasks
+from horsies.workflows import control as workflow_control
+from horsies.workflows import inspect as workflow_inspect
+from horsies.workflows.inspect import RunSummary, RunTree, WorkflowRun
+from horsies.workflows.render import States
+
+if TYPE_CHECKING:
+    from horsies.doctor.findings import CheckContext, Finding
+
+MAX_PAGE = 10_000
+ALL_CHARACTERS = 2**31 - 1
+PURGED = "PURGED"
+LEFT = "LEFT"  # a task that started before it could be cancelled
+
+
+class OpsApp(Protocol):
+    """What is needed of an app."""
+
+    @property
+    def broker(self) -> PostgresBroker: ...
+    @property
+    def config(self) -> AppConfig: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def locator(self) -> str | None: ...
+    @property
+    def tasks(self) -> Mapping[str, object]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """A part of a list of tasks. `next_after` is the `after` of the next page; None if this is the last one."""
+
+    tasks: Sequence[TaskSummary]
+    next_after: TaskId | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskView:
+    """Everything that is stored about one task."""
+
+    info: TaskInfo
+    detail: TaskDetail
+
+
+class Ops:
+    """Inspect and operate the tasks, queues, workers, workflows and schedules of one database.
+
+    `actor` names who acts, in the audit: `app.ops.acting_as("alice")`.
+    """
+
+    def __init__(self, app: OpsApp, actor: str | None = None) -> None:
+        self._app = app
+        self.actor = actor or f"{_user_name()}@{socket.gethostname()}"
+
+    @property
+    def broker(self) -> PostgresBroker:
+        return self._app.broker
+
+    def acting_as(self, actor: str) -> Ops:
+        """Return the same operations, recorded under this name."""
+        return Ops(self._app, actor)
+
+    # -- tasks
+
+    @operation
+    def list_tasks(
+        self, filters: TaskFilter | None = None, *, limit: int = 50, after: TaskId | None = None
+    ) -> Verb[TaskPage]:
+        """List tasks in the order they were sent, newest first. `after` is the `next_after` of the previous page."""
+        size = max(1, min(limit, MAX_PAGE))
+
+        def run() -> Op[TaskPage]:
+            found = yield from inspect.list_tasks(filters or TaskFilter(), limit=size + 1, after=after)
+            return TaskPage(found[:size], found[size - 1].id if len(found) > size else None)
+
+        return run
+
+    list_tasks_async = list_tasks.for_asyncio
+
+    @operation
+    def count_tasks(self, filters: TaskFilter | None = None) -> Verb[int]:
+        """Count the matching tasks. With few conditions this reads them all: give `since`."""
+        return partial(inspect.count_tasks, filters or TaskFilter())
+
+    count_tasks_async = count_tasks.for_asyncio
+
+    @operation
+    def show_task(
+        self, task_id: str, *, payload: bool = False, characters: int = ALL_CHARACTERS
+    ) -> Verb[TaskView | None]:
+        """Read one task; None if it does not exist. With `payload` also this many characters of its arguments and of its result."""
+
+        def run() -> Op[TaskView | None]:
+            found = yield from inspect.get_task_detail(to_task_id(task_id), characters=characters if payload else 0)
+            return None if found is None else TaskView(*found)
+
+        return run
+
+    show_task_async = show_task.for_asyncio
+
+    @operation
+    def cancel_tasks(self, task_ids: Sequence[str]) -> Verb[Mapping[TaskId, CancelOutcome]]:
+        """Cancel these tasks. Those that have not started end at once; running ones are asked to stop."""
+        ids = [to_task_id(task_id) for task_id in task_ids]
+        verb: Verb[Mapping[TaskId, CancelOutcome]] = partial(control.cancel_tasks, ids)
+        return audited(self.actor, "cancel tasks", ", ".join(ids), verb, _count_changes)
+
+    cancel_tasks_async = cancel_tasks.for_asyncio
+
+    @operation
+    def retry_tasks(self, task_ids: Sequence[str], *, force: bool = False) -> Verb[Mapping[TaskId, RetryOutcome]]:
+        """Run these finished tasks again, under their own ids. `force` also retries those that `RetryOutcome` refuses."""
+        ids = [to_task_id(task_id) for task_id in task_ids]
+        verb: Verb[Mapping[TaskId, RetryOutcome]] = Requeue(ids, force=force)
+        return audited(self.actor, "retry tasks", ", ".join(ids), verb, _count_changes)
+
+    retry_tasks_async = retry_tasks.for_asyncio
+
+    def cancel_matching(self, filters: TaskFilter) -> BulkAction:
+        """Cancel all live tasks that match, in batches: see `BulkAction`."""
+
+        def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+            return _counting(partial(control.cancel_tasks, [task.id for task in batch]))
+
+        return self._bulk(filters, act, "cancel tasks", LIVE, default=LIVE)
+
+    def retry_matching(self, filters: TaskFilter, *, force: bool = False) -> BulkAction:
+        """Retry all finished tasks that match, in batches. Without statuses in the filter: those that failed."""
+
+        def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+            return _counting(Requeue([task.id for task in batch], force=force))
+
+        return self._bulk(filters, act, "retry tasks", FINAL, default=[TaskStatus.FAILED])
+
+    def purge_matching(self, filters: TaskFilter) -> BulkAction:
+        """Delete all finished tasks that match, in batches. Live tasks are never deleted."""
+
+        def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+            def run() -> Op[Mapping[str, int]]:
+                return {PURGED: (yield from control.purge_finished(batch))}
+
+            return run
+
+        return self._bulk(filters, act, "purge tasks", FINAL, default=FINAL)
+
+    @operation
+    def get_statuses(self, task_ids: Sequence[str]) -> Verb[Mapping[TaskId, TaskStatus | None]]:
+        """Read the statuses of these tasks; None for those that do not exist."""
+        ids = [to_task_id(task_id) for task_id in task_ids]
+
+        def run() -> Op[Mapping[TaskId, TaskStatus | None]]:
+            statuses: dict[TaskId, TaskStatus | None] = {}
+            for task_id in ids:
+                statuses[task_id] = yield from inspect.get_status(task_id)
+            return statuses
+
+        return run
+
+    get_statuses_async = get_statuses.for_asyncio
+
+    @operation
+    def list_unknown_tasks(self) -> Verb[list[UnknownTasks]]:
+        """List the tasks that no live worker can run, by name."""
+        return unknown.list_unknown_tasks
+
+    list_unknown_tasks_async = list_unknown_tasks.for_asyncio
+
+    @operation
+    def find_task_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
+        """Return the first ids of tasks that start with this."""
+        return partial(find_ids, "tasks", prefix, limit=limit)
+
+    find_task_ids_async = find_task_ids.for_asyncio
+
+    def _bulk(
+        self,
+        filters: TaskFilter,
+        act: Callable[[Sequence[TaskSummary]], Verb[Mapping[str, int]]],
+        action: str,
+        allowed: Sequence[TaskStatus],
+        default: Sequence[TaskStatus],
+    ) -> BulkAction:
+        if wrong := [status for status in filters.statuses if status not in allowed]:
+            raise ValueError(f"{action}: for tasks that are {', '.join(allowed)}, and not for {', '.join(wrong)}")
+        selected = filters if filters.statuses else replace(filters, statuses=default)
+        return BulkAction(self.broker, selected, act, CHANGES, self.actor, action, describe_filter(filters))
+
+    # -- queues
+
+    @operation
+    def list_queues(self) -> Verb[list[QueueSummary]]:
+        """List the queues that have a task, a pause, a worker, or that the app declares, by name."""
+
+        def run() -> Op[list[QueueSummary]]:
+            found = {queue.name: queue for queue in (yield from queues.list_queues())}
+            # Without tasks it is not the app of anyone, but only a way to the database.
+            own = self._app.config.queues if self._app.tasks else ()
+            declared = {queue.name: QueueSummary(queue.name) for queue in own}
+            return [queue for _, queue in sorted((declared | found).items())]
+
+        return run
+
+    list_queues_async = list_queues.for_asyncio
+
+    @operation
+    def pause_queue(self, name: str) -> Verb[None]:
+        """Stop all workers from claiming tasks of this queue, until it is resumed. Sends are accepted."""
+        return audited(self.actor, "pause queue", name, partial(queues.pause_queue, name), _one)
+
+    pause_queue_async = pause_queue.for_asyncio
+
+    @operation
+    def resume_queue(self, name: str) -> Verb[None]:
+        """Let workers claim tasks of this queue again."""
+        return audited(self.actor, "resume queue", name, partial(queues.resume_queue, name), _one)
+
+    resume_queue_async = resume_queue.for_asyncio
+
+    def purge_queue(self, name: str) -> BulkAction:
+        """Cancel all tasks of a queue that have not started, in batches. Running tasks are left alone."""
+
+        def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+            def run() -> Op[Mapping[str, int]]:
+                ended = yield from control.cancel_unstarted_tasks([task.id for task in batch])
+                outcomes = {CancelOutcome.CANCELLED.name: len(ended), LEFT: len(batch) - len(ended)}
+                return {outcome: count for outcome, count in outcomes.items() if count}
+
+            return run
+
+        unstarted = [TaskStatus.PENDING, TaskStatus.CLAIMED]
+        return self._bulk(TaskFilter(queue_name=name), act, "purge queue", unstarted, default=unstarted)
+
+    # -- workers
+
+    @operation
+    def list_workers(self) -> Verb[list[WorkerSummary]]:
+        """List the registered workers, oldest first."""
+        return inspect.list_workers
+
+    list_workers_async = list_workers.for_asyncio
+
+    @operation
+    def list_worker_states(self, worker_id: str, *, limit: int = 20) -> Verb[list[WorkerState]]:
+        """Read the health of one worker over time, newest first. It is kept for a day, also of workers that are gone."""
+        return partial(inspect.get_worker_states, worker_id, limit=max(1, min(limit, MAX_PAGE)))
+
+    list_worker_states_async = list_worker_states.for_asyncio
+
+    @operation
+    def request_heartbeats(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, datetime]]:
+        """Request a heartbeat from these workers. Returns when the last ones were, of those that are registered."""
+        return partial(inspect.request_heartbeat, list(worker_ids))
+
+    request_heartbeats_async = request_heartbeats.for_asyncio
+
+    @operation
+    def get_heartbeats(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, datetime]]:
+        """Read when the last heartbeats of these workers were, of those that are registered."""
+        return partial(inspect.get_heartbeats, list(worker_ids))
+
+    get_heartbeats_async = get_heartbeats.for_asyncio
+
+    @operation
+    def find_worker_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
+        """Return the first ids of workers, also of those that left less than a day ago, that start with this."""
+        return partial(find_ids, "workers", prefix, limit=limit)
+
+    find_worker_ids_async = find_worker_ids.for_asyncio
+
+    # -- workflows
+
+    @operation
+    def list_workflows(
+        self,
+        *,
+        statuses: Sequence[WorkflowStatus] = (),
+        name: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> Verb[list[WorkflowRun]]:
+        """List runs of workflows that are not part of another one, newest first. `after` is the last id of the previous page."""
+        return partial(
+            workflow_inspect.list_runs,
+            limit=max(1, min(limit, MAX_PAGE)),
+            statuses=statuses,
+            name=name,
+            since=since,
+            until=until,
+            after=after,
+        )
+
+    list_workflows_async = list_workflows.for_asyncio
+
+    @operation
+    def show_workflow(self, workflow_id: str) -> Verb[RunTree]:
+        """Read a run with its nodes and sub-workflows. Raises `NodeNotFoundError` if it does not exist."""
+        return partial(workflow_inspect.get_run_tree, to_workflow_id(workflow_id))
+
+    show_workflow_async = show_workflow.for_asyncio
+
+    @operation
+    def get_workflow_summary(self, workflow_id: str) -> Verb[RunSummary | None]:
+        """Read a run without its nodes; None if it does not exist."""
+        return partial(workflow_inspect.get_run_summary, to_workflow_id(workflow_id))
+
+    get_workflow_summary_async = get_workflow_summary.for_asyncio
+
+    @operation
+    def get_workflow_graph(self, workflow_id: str) -> Verb[tuple[Graph, States]]:
+        """Read the graph of a run and the state of each node, to draw it. Raises `NodeNotFoundError` if it does not exist."""
+        return partial(workflow_inspect.get_graph_view, to_workflow_id(workflow_id))
+
+    get_workflow_graph_async = get_workflow_graph.for_asyncio
+
+    @operation
+    def count_workflows(self) -> Verb[Mapping[WorkflowStatus, int]]:
+        """Count the runs that have not ended and are not part of another one, by status, up to 100 000."""
+        return queues.count_workflows
+
+    count_workflows_async = count_workflows.for_asyncio
+
+    @operation
+    def find_workflow_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
+        """Return the first ids of workflows that start with this."""
+        return partial(find_ids, "workflows", prefix, limit=limit)
+
+    find_workflow_ids_async = find_workflow_ids.for_asyncio
+
+    @operation
+    def pause_workflow(self, workflow_id: str) -> Verb[bool]:
+        """Start no further node. Running tasks continue. Returns whether it was running."""
+        run_id = to_workflow_id(workflow_id)
+        return audited(self.actor, "pause workflow", run_id, partial(workflow_control.pause, run_id))
+
+    pause_workflow_async = pause_workflow.for_asyncio
+
+    @operation
+    def resume_workflow(self, workflow_id: str) -> Verb[bool]:
+        """Continue a paused run. Returns whether it was paused."""
+        run_id = to_workflow_id(workflow_id)
+        return audited(self.actor, "resume workflow", run_id, partial(workflow_control.resume, run_id))
+
+    resume_workflow_async = resume_workflow.for_asyncio
+
+    @operation
+    def cancel_workflow(self, workflow_id: str) -> Verb[bool]:
+        """Set the run to CANCELLED at once; running tasks are asked to stop. Returns whether it had not ended."""
+        run_id = to_workflow_id(workflow_id)
+        return audited(self.actor, "cancel workflow", run_id, partial(workflow_control.cancel, run_id))
+
+    cancel_workflow_async = cancel_workflow.for_asyncio
+
+    @operation
+    def retry_workflow(self, workflow_id: str) -> Verb[bool]:
+        """Run everything again that failed or was skipped. Returns whether there was anything."""
+        run_id = to_workflow_id(workflow_id)
+        return audited(self.actor, "retry workflow", run_id, partial(workflow_control.retry, run_id))
+
+    retry_workflow_async = retry_workflow.for_asyncio
+
+    # -- schedules
+
+    @operation
+    def list_schedules(
+        self, *, name: str | None = None, task_name: str | None = None, queue_name: str | None = None
+    ) -> Verb[list[ScheduleInfo]]:
+        """List the stored schedules, by name."""
+        return partial(schedules.get_schedules, name, task_name, queue_name)
+
+    list_schedules_async = list_schedules.for_asyncio
+
+    @operation
+    def list_schedule_runs(self, name: str, *, limit: int = 20) -> Verb[list[ScheduleRun]]:
+        """Read what became of the slots of a schedule, newest first."""
+        return partial(schedules.get_schedule_runs, name, limit)
+
+    list_schedule_runs_async = list_schedule_runs.for_asyncio
+
+    @operation
+    def pause_schedule(self, name: str) -> Verb[bool]:
+        """Stop enqueuing tasks of this schedule until it is resumed. Returns whether it exists."""
+        return audited(self.actor, "pause schedule", name, partial(schedules.pause_schedule, name))
+
+    pause_schedule_async = pause_schedule.for_asyncio
+
+    @operation
+    def resume_schedule(self, name: str) -> Verb[bool]:
+        """Continue with the first slot from now on. Returns whether it exists."""
+        return audited(self.actor, "resume schedule", name, partial(schedules.resume_schedule, name))
+
+    resume_schedule_async = resume_schedule.for_asyncio
+
+    @operation
+    def run_schedule(self, name: str) -> Verb[TaskId | None]:
+        """Enqueue the task of a schedule once, now. Returns the id of the task; None if there is no such schedule."""
+        task_id = new_task_id()
+
+        def run() -> Op[TaskId | None]:
+            return task_id if (yield from schedules.run_schedule(name, task_id)) else None
+
+        return audited(self.actor, "run schedule", name, run, lambda sent: int(sent is not None))
+
+    run_schedule_async = run_schedule.for_asyncio
+
+    # -- statistics
+
+    @operation
+    def time_series(
+        self, *, minutes: int = 60, queue_name: str | None = None, task_name: str | None = None
+    ) -> Verb[list[MinutePoint]]:
+        """Count the tasks that ended in each of the last minutes (up to a day), with how long they waited and ran. The current minute is last."""
+        return partial(get_time_series, minutes, queue_name, task_name)
+
+    time_series_async = time_series.for_asyncio
+
+    @operation
+    def count_ended(
+        self, *, minutes: int = 60, queue_name: str | None = None, task_name: str | None = None
+    ) -> Verb[Mapping[TaskStatus, int]]:
+        """Count the tasks that ended in the current minute and those before it, by status: the sums of `time_series`."""
+        return partial(count_ended, minutes, queue_name, task_name)
+
+    count_ended_async = count_ended.for_asyncio
+
+    @operation
+    def error_groups(self, *, hours: int = 24, limit: int = 50, task_name: str | None = None) -> Verb[list[ErrorGroup]]:
+        """Group the failures of the last hours (up to a day) by task, error code and message, the most frequent first."""
+        return partial(get_error_groups, hours, limit, task_name)
+
+    error_groups_async = error_groups.for_asyncio
+
+    # -- findings
+
+    def findings(self, *, all_checks: bool = False) -> list[Finding]:
+        """Return what is wrong with tasks, queues, workers, workflows and schedules, the worst first, each with its cause and its fix.
+
+        This takes a few milliseconds. With `all_checks`, everything that `horsies doctor` checks, which takes seconds.
+        """
+        if not all_checks:
+            verb = self._quick_checks()
+            return self.broker.run(verb, again=verb)
+        doctor = import_module("horsies.doctor.run")
+        return doctor.run_doctor(self.broker.config, self._check_context()).findings
+
+    async def findings_async(self, *, all_checks: bool = False) -> list[Finding]:
+        """The same for asyncio code."""
+        if all_checks:
+            return await to_thread(self.findings, all_checks=True)
+        verb = self._quick_checks()
+        return await self.broker.run_async(verb, again=verb)
+
+    def _quick_checks(self) -> Verb[list[Finding]]:
+        # By name: a producer never loads the doctor.
+        return partial(import_module("horsies.doctor.run").run_quick_checks, self._check_context())
+
+    def _check_context(self) -> CheckContext:
+        """An app without a name is only the address of a database, so nothing is compared with it."""
+        context_for = import_module("horsies.doctor.findings").context_for
+        return context_for(self._app, knows_app=self._app.name != DEFAULT_APP_NAME)
+
+    # -- the database
+
+    @operation
+    def get_server_info(self) -> Verb[ServerInfo]:
+        """Read which database this is, and which version of the schema it has."""
+        return queues.get_server_info
+
+    get_server_info_async = get_server_info.for_asyncio
+
+    @operation
+    def read_clock(self) -> Verb[datetime]:
+        """Read the clock of the database. All times and ages are measured by it."""
+        return inspect.read_clock
+
+    read_clock_async = read_clock.for_asyncio
+
+    # -- the audit
+
+    @operation
+    def list_audit(self, *, limit: int = 50, after: str | None = None) -> Verb[list[AuditEntry]]:
+        """List what operators have done, newest first. `after` is the last id of the previous page."""
+        return partial(list_actions, limit=max(1, min(limit, MAX_PAGE)), after=after)
+
+    list_audit_async = list_audit.for_asyncio
+
+
+CHANGES = frozenset({CancelOutcome.CANCELLED.name, CancelOutcome.REQUESTED.name, RetryOutcome.RETRIED.name, PURGED})
+"""The outcomes of actions on tasks that changed the task."""
+
+
+def describe_filter(filters: TaskFilter) -> str:
+    """Describe a filter as text, for the audit and for questions."""
+    others = {field.name: getattr(filters, field.name) for field in fields(filters) if field.name != "statuses"}
+    parts = [" or ".join(filters.statuses)] if filters.statuses else []
+    parts += [f"{name}={value}" for name, value in others.items() if value is not None]
+    return ", ".join(parts) or "all tasks"
+
+
+def _counting(
+    verb: Verb[Mapping[TaskId, CancelOutcome]] | Verb[Mapping[TaskId, RetryOutcome]],
+) -> Verb[Mapping[str, int]]:
+    def run() -> Op[Mapping[str, int]]:
+        outcomes = yield from verb()
+        return Counter(outcome.name for outcome in outcomes.values())
+
+    return run
+
+
+def _count_changes(outcomes: Mapping[TaskId, CancelOutcome] | Mapping[TaskId, RetryOutcome]) -> int:
+    return sum(outcome.name in CHANGES for outcome in outcomes.values())
+
+
+def _one(_result: object) -> int:
+    return 1
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return str(os.getuid())

@@ -1,0 +1,106 @@
+"""Actions on all tasks that match a filter, in batches.
+
+A `BulkAction` is an iterator, for `for` and for `async for`: each step acts on one batch and returns the totals so far. To stop, leave the
+loop: batches that were done stay done, and the next action with the same filter continues with the rest.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from horsies.db.broker import PostgresBroker
+from horsies.db.statement import Op
+from horsies.ops.audit import begin_action, end_action
+from horsies.ops.operation import Verb
+from horsies.tasks.ids import new_task_id
+from horsies.tasks.inspect import TaskFilter, TaskSummary, list_tasks
+
+BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BulkProgress:
+    """How many tasks were selected so far, and how many had each outcome."""
+
+    selected: int
+    outcomes: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class BulkAction:
+    """Select tasks, newest first, and act on each batch. Each task comes once, even if the action changes whether it matches."""
+
+    broker: PostgresBroker
+    filters: TaskFilter
+    act: Callable[[Sequence[TaskSummary]], Verb[Mapping[str, int]]]
+    """Makes the verb for a batch. It returns how many tasks had each outcome."""
+    changes: frozenset[str]
+    """The outcomes that count as changes in the audit."""
+    actor: str
+    action: str
+    target: str
+    _after: str | None = None
+    _selected: int = 0
+    _outcomes: Counter[str] = field(default_factory=Counter[str])
+    _entry_id: str = field(default_factory=new_task_id)
+
+    def __iter__(self) -> Iterator[BulkProgress]:
+        while (progress := self._run(self._select())) is not None:
+            yield progress
+
+    def __aiter__(self) -> AsyncIterator[BulkProgress]:
+        return self._steps()
+
+    def run(self) -> BulkProgress:
+        """Act on all matching tasks, and return the totals."""
+        for _ in self:
+            pass
+        return self._progress()
+
+    async def run_async(self) -> BulkProgress:
+        """The same for asyncio code."""
+        async for _ in self:
+            pass
+        return self._progress()
+
+    def _run(self, verb: Verb[list[TaskSummary]]) -> BulkProgress | None:
+        batch = self.broker.run(verb, again=verb)
+        if not batch:
+            return None
+        act = self._act(batch)
+        return self._note(batch, self.broker.run(act, again=act))
+
+    async def _steps(self) -> AsyncIterator[BulkProgress]:
+        while True:
+            select = self._select()
+            batch = await self.broker.run_async(select, again=select)
+            if not batch:
+                return
+            act = self._act(batch)
+            yield self._note(batch, await self.broker.run_async(act, again=act))
+
+    def _select(self) -> Verb[list[TaskSummary]]:
+        return partial(list_tasks, self.filters, limit=BATCH, after=self._after)
+
+    def _act(self, batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
+        """Act on a batch, and keep the count in the audit up to date."""
+        verb, changed = self.act(batch), sum(self._outcomes[name] for name in self.changes)
+
+        def run() -> Op[Mapping[str, int]]:
+            if self._selected == 0:
+                yield from begin_action(self._entry_id, self.actor, self.action, self.target)
+            outcomes = yield from verb()
+            yield from end_action(self._entry_id, changed + sum(outcomes.get(name, 0) for name in self.changes))
+            return outcomes
+
+        return run
+
+    def _note(self, batch: Sequence[TaskSummary], outcomes: Mapping[str, int]) -> BulkProgress:
+        self._after = batch[-1].id
+        self._selected += len(batch)
+        self._outcomes.update(outcomes)
+        return self._progress()
+
+    def _progress(self) -> BulkProgress:
+        return BulkProgress(self._selected, dict(self._outcomes))

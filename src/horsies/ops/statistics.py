@@ -1,0 +1,107 @@
+"""Statistics of the last day: how many tasks ended in each minute, how long they waited and ran, and which errors they had.
+
+The maintenance leader counts each minute when it is over (`maintenance/minutes.py`). What has ended since then is read from `finished`, the newest tasks up
+to `MAX_TAIL`. If there are more, the points and groups concerned say `is_complete=False`, and their numbers are too low, until the leader has counted them.
+
+A task counts in the minute in which it ended. If it is retried or deleted more than about two minutes later, it still counts there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from horsies.db.statement import Op, load, plan_for_values
+from horsies.model.status import TaskStatus
+
+MAX_MINUTES = 24 * 60
+MAX_TAIL, MAX_FAILURES = 20_000, 5_000
+MAX_GROUPS = 1_000
+
+SQL = load(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class MinutePoint:
+    """The tasks that ended in one minute, and how long they waited (from due to start) and ran, in milliseconds; None if that is not known of any.
+
+    Percentiles come from a histogram with the limits 1, 2, 4, 8 ... ms, and are interpolated between these: the true value lies between the same two limits.
+    So they are at most twice, and at least half of it. From 33554432 ms (9.3 hours) on they are that number.
+    """
+
+    minute: datetime
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    retried: int
+    """Attempts before the last one."""
+    wait_p50_ms: float | None
+    wait_p95_ms: float | None
+    run_p50_ms: float | None
+    run_p95_ms: float | None
+    is_complete: bool
+    """False: more tasks have ended lately than were read, so the numbers are too low."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Failures of one task with the same code and message. Numbers and ids in the message are masked.
+
+    If a minute had many kinds of errors, the rest is in a group without a name; messages beyond the first 20 000 of a minute are empty.
+    """
+
+    task_name: str
+    error_code: str
+    message: str
+    """The first line, up to 200 characters, as it stands in the stored JSON: with its escapes."""
+    count: int
+    first_at: datetime
+    last_at: datetime
+    example_id: str
+    """The newest."""
+    is_complete: bool
+    """False: more tasks have failed lately than were read, so the count may be too low."""
+
+
+def get_time_series(minutes: int, queue_name: str | None = None, task_name: str | None = None) -> Op[list[MinutePoint]]:
+    """Return a point for each of the last minutes, oldest first; the last one is the current minute."""
+    window = max(1, min(minutes, MAX_MINUTES))
+    query = SQL["get_time_series"](minutes=window, queue_name=queue_name, task_name=task_name, limit=MAX_TAIL)
+    points: list[MinutePoint] = []
+    for *counts, waited, ran, is_complete in (yield from plan_for_values(query)):
+        percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
+        points.append(MinutePoint(*counts, *percentiles, is_complete=is_complete))
+    return points
+
+
+def count_ended(
+    minutes: int, queue_name: str | None = None, task_name: str | None = None
+) -> Op[Mapping[TaskStatus, int]]:
+    """Sum up the points of the same window by status."""
+    points = yield from get_time_series(minutes, queue_name, task_name)
+    return {
+        TaskStatus.COMPLETED: sum(point.completed for point in points),
+        TaskStatus.FAILED: sum(point.failed for point in points),
+        TaskStatus.CANCELLED: sum(point.cancelled for point in points),
+        TaskStatus.EXPIRED: sum(point.expired for point in points),
+    }
+
+
+def get_error_groups(hours: int, limit: int, task_name: str | None = None) -> Op[list[ErrorGroup]]:
+    """Return the groups of errors of the last hours, the most frequent first."""
+    window, size = max(1, min(hours * 60, MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
+    query = SQL["get_error_groups"](minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES)
+    return [ErrorGroup(*row) for row in (yield from plan_for_values(query))]
+
+
+def get_percentile(histogram: Sequence[int] | None, share: float) -> float | None:
+    """Return the duration in milliseconds that this share of a histogram does not exceed. Bucket n ends at 2**n ms; the last one has no end."""
+    wanted, below = sum(histogram or ()) * share, 0
+    for bucket, count in enumerate(histogram or ()):
+        if count and below + count >= wanted:
+            low = 2.0 ** (bucket - 1) if bucket else 0.0
+            if bucket == len(histogram or ()) - 1:
+                return low
+            return low + (2.0**bucket - low) * (wanted - below) / count
+        below += count
+    return None

@@ -1,0 +1,89 @@
+"""`app.ops`: one source for blocking and asyncio code, bulk actions, and the audit."""
+
+from collections.abc import Generator
+
+import pytest
+
+from horsies import AppConfig, Horsies
+from horsies.db.broker import PostgresBroker
+from horsies.model.config import PostgresConfig
+from horsies.model.status import TaskStatus
+from horsies.ops import bulk
+from horsies.ops.api import Ops
+from horsies.tasks.control import CancelOutcome, RetryOutcome
+from horsies.tasks.finish import finish_tasks
+from horsies.tasks.inspect import TaskFilter
+from tests.fixtures.journey import ME, claim, do, failed, send_new
+
+
+@pytest.fixture
+def ops(database: str, broker: PostgresBroker) -> Generator[Ops]:
+    app = Horsies(AppConfig(broker=PostgresConfig(database_url=database)))
+    yield app.ops.acting_as("alice")
+    app.close()
+
+
+def fail_all(broker: PostgresBroker) -> list[str]:
+    held = claim(broker, 1000)
+    do(broker, finish_tasks(ME, [failed(one) for one in held]))
+    return [one.id for one in held]
+
+
+async def test_both_forms_of_a_method_give_the_same(ops: Ops, broker: PostgresBroker) -> None:
+    sent = [task.id for task in send_new(broker, 3)]
+    page = ops.list_tasks(limit=2)
+    assert ([task.id for task in page.tasks], page.next_after) == ([sent[2], sent[1]], sent[1])
+    assert await ops.list_tasks_async(limit=2) == page
+    assert [task.id for task in ops.list_tasks(limit=2, after=page.next_after).tasks] == [sent[0]]
+    assert ops.count_tasks() == await ops.count_tasks_async() == 3
+    await ops.broker.close_async()
+
+
+def test_ids_are_checked_before_anything_is_changed(ops: Ops, broker: PostgresBroker) -> None:
+    (task,) = send_new(broker, 1)
+    with pytest.raises(ValueError, match="'x' is not a valid task id"):
+        ops.cancel_tasks([task.id, "x"])
+    assert ops.count_tasks(TaskFilter(statuses=[TaskStatus.PENDING])) == 1
+    assert ops.list_audit() == []
+
+
+def test_actions_are_recorded_with_their_count(ops: Ops, broker: PostgresBroker) -> None:
+    first, second = (task.id for task in send_new(broker, 2))
+    assert ops.cancel_tasks([first]) == {first: CancelOutcome.CANCELLED}
+    assert ops.retry_tasks([first, second]) == {first: RetryOutcome.RETRIED, second: RetryOutcome.NOT_ENDED}
+    ops.pause_queue("default")
+    found = [(entry.actor, entry.action, entry.target, entry.count) for entry in ops.list_audit()]
+    assert found == [
+        ("alice", "pause queue", "default", 1),
+        ("alice", "retry tasks", f"{first}, {second}", 1),
+        ("alice", "cancel tasks", first, 1),
+    ]
+
+
+def test_a_bulk_action_that_is_stopped_has_done_its_batches_and_can_be_continued(
+    ops: Ops, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 2)
+    send_new(broker, 5)
+    fail_all(broker)
+    filters = TaskFilter(task_name="add")
+    for progress in ops.retry_matching(filters):
+        assert (progress.selected, progress.outcomes) == (2, {"RETRIED": 2})
+        break
+    assert ops.list_audit()[0].count == 2
+    assert ops.retry_matching(filters).run().outcomes == {"RETRIED": 3}
+    assert [entry.count for entry in ops.list_audit()] == [3, 2]
+    assert ops.list_audit()[0].target == "task_name=add"
+
+
+async def test_a_bulk_action_for_asyncio(ops: Ops, broker: PostgresBroker) -> None:
+    send_new(broker, 3)
+    assert (await ops.cancel_matching(TaskFilter()).run_async()).outcomes == {"CANCELLED": 3}
+    assert (await ops.purge_matching(TaskFilter()).run_async()).outcomes == {"PURGED": 3}
+    assert ops.count_tasks() == 0
+    await ops.broker.close_async()
+
+
+def test_a_bulk_action_refuses_tasks_that_it_cannot_change(ops: Ops) -> None:
+    with pytest.raises(ValueError, match=r"retry tasks: for tasks that are .* and not for RUNNING"):
+        ops.retry_matching(TaskFilter(statuses=[TaskStatus.RUNNING]))
