@@ -5,14 +5,18 @@ from horsies.ops.audit import AuditEntry
 from horsies.ops.bulk import BulkAction, BulkProgress
 from horsies.ops.statistics import ErrorGroup, MinutePoint
 from horsies.tasks.inspect import TaskFilter
+from horsies.tasks.workers import ChildState, ChildStatus, RunningTask
 
 __all__ = [
     "AuditEntry",
     "BulkAction",
     "BulkProgress",
+    "ChildState",
+    "ChildStatus",
     "ErrorGroup",
     "MinutePoint",
     "Ops",
+    "RunningTask",
     "TaskFilter",
     "TaskPage",
     "TaskView",
