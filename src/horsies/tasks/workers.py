@@ -119,8 +119,8 @@ def _to_child(stored: Any) -> ChildState | None:
             int(stored["pid"]),
             ChildStatus(stored["state"]),
             None if stored["memory_mb"] is None else float(stored["memory_mb"]),
-            _to_time(stored["started_at"]),
-            [RunningTask(str(task_id), str(name), _to_time(since)) for task_id, name, since in stored["tasks"]],
+            to_time(stored["started_at"]),
+            [RunningTask(str(task_id), str(name), to_time(since)) for task_id, name, since in stored["tasks"]],
             int(stored["running"]),
             int(stored["waiting"]),
         )
@@ -128,7 +128,7 @@ def _to_child(stored: Any) -> ChildState | None:
         return None
 
 
-def _to_time(seconds: float) -> datetime:
+def to_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -14,7 +14,7 @@ values (
 )
 -- The statement may be repeated after a lost answer.
 on conflict (id) do nothing
-returning extract(epoch from clock_timestamp())::float8;
+returning extract(epoch from clock_timestamp())::float8, leave_requested_at is not null;
 
 -- name: get_task_clashes
 -- Other apps whose workers know tasks of this worker, on queues that both serve, with a few of the names.
@@ -31,11 +31,16 @@ order by other.app;
 update {schema}.workers
 set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
 where id = %(id)s::uuid
-returning extract(epoch from heartbeat_at)::float8;
+returning extract(epoch from heartbeat_at)::float8, leave_requested_at is not null;
 
 -- name: update_known_tasks
 update {schema}.workers
 set task_names = %(task_names)s::text[], signatures = %(signatures)s::bigint[]
+where id = %(id)s::uuid;
+
+-- name: update_children
+update {schema}.workers
+set children = %(children)s::json
 where id = %(id)s::uuid;
 
 -- name: acquire_worker_lock
