@@ -12,7 +12,7 @@ import pytest
 from horsies import AppConfig, Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
-from horsies.ops import ChildState, ChildStatus, Ops, RunningTask
+from horsies.ops import ChildState, ChildStatus, ChildTask, Ops
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.workers import MAX_CHILDREN, MAX_NAME, MAX_TASKS, children_from_json, children_to_json
 from tests.fixtures.eventually import eventually
@@ -23,7 +23,7 @@ from tests.recovery.steps import CLUSTER, FORKED, settings
 from tests.worker.steps import begun, insert
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
-CHILD = ChildState(7, ChildStatus.BUSY, 20.5, NOON, [RunningTask(new_task_id(), "add", NOON)], 1, 0)
+CHILD = ChildState(7, ChildStatus.BUSY, 20.5, NOON, [ChildTask(new_task_id(), "add", NOON)], 1, 0)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_what_is_stored_reads_as_it_was() -> None:
 def test_of_very_many_tasks_those_that_have_run_longest_are_stored() -> None:
     def child(pid: int, first: int, count: int) -> ChildState:
         tasks = [
-            RunningTask(new_task_id(), "x" * 10_000, NOON + timedelta(seconds=first + 2 * number))
+            ChildTask(new_task_id(), "x" * 10_000, NOON + timedelta(seconds=first + 2 * number))
             for number in range(count)
         ]
         return replace(CHILD, pid=pid, tasks=tasks, running=count)

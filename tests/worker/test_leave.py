@@ -47,12 +47,16 @@ def test_a_worker_that_is_asked_to_leave_ends_its_tasks_claims_no_more_and_exits
     (other,) = {*registered(sql)} - {asked}
     assert ops.request_leave([asked, ME]) == {asked: True, ME: False}
     leaving.wait_for_log("shutdown: claiming no more tasks")
+    assert {found.id: found.leave_requested_at is not None for found in ops.list_workers()} == {
+        asked: True,
+        other: False,
+    }
     assert basic.echo.send(1).get(PATIENCE_MS).is_ok()  # by the other one
     assert column(sql, "select claimed_by::text from horsies.finished where task_name = 'echo'") == [other]
     gate_file.touch()
     assert leaving.wait() == 0
     assert gate.get(PATIENCE_MS).is_ok()
-    assert registered(sql) == [other]
+    assert [found.id for found in ops.list_workers()] == [other]
     assert staying.process.poll() is None
     (entry,) = ops.list_audit()
     assert (entry.actor, entry.action, entry.target) == ("alice", "ask workers to leave", f"{asked}, {ME}")

@@ -5,7 +5,7 @@ from horsies.ops.audit import AuditEntry
 from horsies.ops.bulk import BulkAction, BulkProgress
 from horsies.ops.statistics import ErrorGroup, MinutePoint
 from horsies.tasks.inspect import TaskFilter
-from horsies.tasks.workers import ChildState, ChildStatus, RunningTask
+from horsies.tasks.workers import ChildState, ChildStatus, ChildTask
 
 __all__ = [
     "AuditEntry",
@@ -13,10 +13,10 @@ __all__ = [
     "BulkProgress",
     "ChildState",
     "ChildStatus",
+    "ChildTask",
     "ErrorGroup",
     "MinutePoint",
     "Ops",
-    "RunningTask",
     "TaskFilter",
     "TaskPage",
     "TaskView",

@@ -3,7 +3,7 @@ the name.
 
 **Schedules that are created at run time** have `is_dynamic` set, and no app. Otherwise they are rows like all others, so any scheduler ticks them, each
 slot once, whichever apps share the schema. Like the storing of declarations, a creation takes the lock of the table: of two schedules of one name the
-second is refused, whoever creates or declares it. The history of a schedule that is removed stays.
+second is refused. The history of a schedule that is removed stays.
 """
 
 import json

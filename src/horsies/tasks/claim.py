@@ -60,15 +60,13 @@ class Caps:
     counted: Sequence[TaskStatus] = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
     in_flight: InFlight = field(default_factory=InFlight, compare=False)
     has_limits: bool = field(init=False)
+    counted_queues: list[str] = field(init=False)
+    """The queues whose tasks are counted."""
 
     def __post_init__(self) -> None:
         is_limited = self.cluster_wide is not None or bool(self.queues) or bool(self.set_at_run_time)
         object.__setattr__(self, "has_limits", is_limited)
-
-    @property
-    def counted_queues(self) -> list[str]:
-        """The queues whose tasks are counted."""
-        return sorted({*self.queues, *self.set_at_run_time})
+        object.__setattr__(self, "counted_queues", sorted({*self.queues, *self.set_at_run_time}))
 
     def cap_of(self, queue: str) -> int | None:
         return self.set_at_run_time.get(queue, self.queues.get(queue))

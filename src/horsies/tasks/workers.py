@@ -37,7 +37,7 @@ class ChildStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunningTask:
+class ChildTask:
     """A task that a child runs, and since when, by the clock of the database."""
 
     id: TaskId
@@ -54,7 +54,7 @@ class ChildState:
     memory_mb: float | None
     """Resident memory; None if it could not be read."""
     started_at: datetime
-    tasks: Sequence[RunningTask]
+    tasks: Sequence[ChildTask]
     """The running tasks, those that have run for the longest first. Of one worker at most 200 are stored."""
     running: int
     """How many tasks run in it."""
@@ -120,7 +120,7 @@ def _to_child(stored: Any) -> ChildState | None:
             ChildStatus(stored["state"]),
             None if stored["memory_mb"] is None else float(stored["memory_mb"]),
             to_time(stored["started_at"]),
-            [RunningTask(str(task_id), str(name), to_time(since)) for task_id, name, since in stored["tasks"]],
+            [ChildTask(str(task_id), str(name), to_time(since)) for task_id, name, since in stored["tasks"]],
             int(stored["running"]),
             int(stored["waiting"]),
         )
@@ -132,5 +132,5 @@ def to_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _since(task: RunningTask) -> datetime:
+def _since(task: ChildTask) -> datetime:
     return task.since

@@ -35,7 +35,7 @@ from horsies.model.config import RecoveryConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.worker_config import RECYCLING_DOMINATES, StartMethod
-from horsies.tasks.workers import MAX_TASKS, ChildState, ChildStatus, RunningTask, to_time
+from horsies.tasks.workers import MAX_TASKS, ChildState, ChildStatus, ChildTask, to_time
 from horsies.worker.child import Child, ReportHandler, ReportsRead
 from horsies.worker.service import StoppedEarly
 from horsies.worker.spawn import ProcessFactory, SpawnError, watch_boot
@@ -188,7 +188,7 @@ class ChildPool:
             to_time(clock + child.started_at),
             # In the order in which they began.
             [
-                RunningTask(claim.id, claim.task_name, to_time(clock + began_at))
+                ChildTask(claim.id, claim.task_name, to_time(clock + began_at))
                 for began_at, claim in running[:MAX_TASKS]
             ],
             running=len(running),
