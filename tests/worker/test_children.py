@@ -49,8 +49,8 @@ def test_the_children_of_a_worker_are_listed_with_what_they_run(
 
     (found,) = eventually(busy, what="a child is shown as busy")
     assert (found.pid, found.running, found.waiting) == (pid, 1, 0)
-    assert found.memory_mb is not None
-    assert found.memory_mb > 1
+    measured = eventually(lambda: [child.memory_mb for child in ops.list_children(worker_id) if child.memory_mb])
+    assert min(measured) > 1
     (task,) = found.tasks
     assert (task.id, task.name) == (gate, "gate")
     # By the clock of the database, which is that of this machine. Its offset is measured, so it is not exact.

@@ -52,7 +52,7 @@ class ChildState:
     pid: int
     state: ChildStatus
     memory_mb: float | None
-    """Resident memory; None if it could not be read."""
+    """Resident memory, as of the heartbeat before; None if it was not read yet."""
     started_at: datetime
     tasks: Sequence[ChildTask]
     """The running tasks, those that have run for the longest first. Of one worker at most 200 are stored."""

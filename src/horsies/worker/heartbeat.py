@@ -77,6 +77,7 @@ class Heartbeat:
         self._on_leave_requested = on_leave_requested
         self._is_asked_to_leave = False
         self._stored_children = ""
+        self._children_memory_mb: Mapping[int, float | None] = {}
         self._listener = app.broker.listener
         self._lock = worker_lock_scope(app.broker.config.schema) + dispatcher.worker
         self._locked_session: int | None = None
@@ -259,9 +260,15 @@ class Heartbeat:
         worker, session = self._dispatcher.worker, self._connection.own_session
         holds_lock = session is not None and session == self._locked_session and self._listener().holds(self._lock)
         self._announce_attempts = 0 if holds_lock else self._announce_attempts - 1
+        described = children_to_json(
+            [replace(child, memory_mb=self._children_memory_mb.get(child.pid)) for child in children]
+        )
+        changed = None if described == self._stored_children else described
+        heartbeat = SQL["record_heartbeat"](id=worker, holds_lock=holds_lock, children=changed)
         # In a transaction of its own: nothing slow may delay the heartbeat.
-        if not (yield from self._store_heartbeat(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
+        if not (yield from self._store_heartbeat(heartbeat)):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or its network was down")
+        self._stored_children = described
         # A stopping worker claims nothing, so no task waits for it; nor for a task that its children turned out not to have.
         known = self._dispatcher.offered_tasks
         updates: list[Query] = []
@@ -269,14 +276,13 @@ class Heartbeat:
             updates.append(
                 SQL["update_known_tasks"](id=worker, task_names=list(known), signatures=list(known.values()))
             )
-        described = children_to_json([replace(child, memory_mb=measure_memory_mb(child.pid)) for child in children])
-        if described != self._stored_children:
-            updates.append(SQL["update_children"](id=worker, children=described))
         if time.monotonic() >= self._snapshot_at:
             self._snapshot_at = time.monotonic() + self._snapshot_s
             updates.append(self._snapshot())
         held, *_ = yield from execute(get_held_tasks(worker), *updates)
-        self._registered_tasks, self._stored_children = known, described
+        self._registered_tasks = known
+        # For the next one: to measure many processes takes a moment.
+        self._children_memory_mb = {child.pid: measure_memory_mb(child.pid) for child in children}
         return claims_from_rows(held)
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:

@@ -28,19 +28,18 @@ group by other.app
 order by other.app;
 
 -- name: record_heartbeat
+-- The children only if they have changed.
 update {schema}.workers
-set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
+set
+    heartbeat_at = clock_timestamp(),
+    holds_lock = %(holds_lock)s::boolean,
+    children = coalesce(%(children)s::json, children)
 where id = %(id)s::uuid
 returning extract(epoch from heartbeat_at)::float8, leave_requested_at is not null;
 
 -- name: update_known_tasks
 update {schema}.workers
 set task_names = %(task_names)s::text[], signatures = %(signatures)s::bigint[]
-where id = %(id)s::uuid;
-
--- name: update_children
-update {schema}.workers
-set children = %(children)s::json
 where id = %(id)s::uuid;
 
 -- name: acquire_worker_lock
