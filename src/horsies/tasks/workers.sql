@@ -8,7 +8,8 @@ returning id::text;
 -- name: notify_workers
 -- The worker reads its row. Nothing but the row can make it leave.
 select pg_notify('{control_channel}', id::text || ' ping')
-from unnest(%(ids)s::uuid[]) as id;
+from {schema}.workers
+where id = any(%(ids)s::uuid[]);
 
 -- name: get_children
 select children::text
