@@ -15,7 +15,7 @@ from horsies.doctor.findings import FindingCode, Severity
 from horsies.model.config import CustomQueueConfig, PostgresConfig
 from horsies.model.graph import Graph, OnError
 from horsies.model.schedule import IntervalSchedule
-from horsies.schedules.control import run_schedule
+from horsies.schedules.control import create_schedule, run_schedule
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.ids import new_task_id
 from horsies.workflows.control import pause
@@ -530,6 +530,18 @@ def test_a_schedule_that_belongs_to_another_app(healthy: psycopg.Connection, doc
 
 
 @pytest.mark.promise("D3")
+def test_a_declared_schedule_whose_name_was_taken_at_run_time(
+    healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor
+) -> None:
+    assert healthy
+    broker.run(partial(create_schedule, declare("mail", IntervalSchedule(hours=1))))
+    assert doctor(app="shop", schedules=["report"]).codes == set()  # it needs no app
+    found = doctor(app="shop", schedules=["mail"])
+    assert found.codes == {FindingCode.SCHEDULE_CLASH}
+    assert found.data(FindingCode.SCHEDULE_CLASH) == {"schedules": {"mail": None}}
+
+
+@pytest.mark.promise("D3")
 def test_a_task_name_that_two_apps_have(healthy: psycopg.Connection, doctor: Doctor) -> None:
     healthy.execute("update horsies.workers set app = 'shop', task_names = array['add', 'pack']")
     add_worker(healthy, worker=OTHER)
@@ -589,6 +601,8 @@ def test_workers_with_another_cap_than_the_app_s(healthy: psycopg.Connection, do
     found = doctor(queues=[CustomQueueConfig(name="default", max_concurrency=2)])
     assert found.codes == {FindingCode.CAP_EXCEEDED}
     assert found.data(FindingCode.CAP_EXCEEDED) == {"queue": "default", "in_flight": 3, "max_concurrency": 2}
+    healthy.execute("insert into horsies.queues (name, max_concurrency) values ('default', 3)")
+    assert doctor(queues=[CustomQueueConfig(name="default", max_concurrency=2)]).codes == set()
 
 
 # -- schedules

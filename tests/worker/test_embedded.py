@@ -206,3 +206,17 @@ async def test_blocking_forms_are_refused_in_an_event_loop() -> None:
 def test_run_worker_with_is_another_name_for_run_worker() -> None:
     with pytest.raises(ConfigError, match="config must be of type WorkerConfig, not int"):
         app.run_worker_with(4)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_worker_that_was_asked_to_leave_ends_its_tasks_also_when_its_program_stops_it(
+    sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    with app.worker(ONE) as worker:
+        handle = gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
+        begun(tmp_path / "begun")
+        assert set(app.ops.request_leave([found.id for found in app.ops.list_workers()]).values()) == {True}
+        eventually(lambda: column(sql, "select task_names from horsies.workers") == [[]], what="it claims no more")
+        worker.stop()
+        (tmp_path / "open").touch()
+    assert worker.exit_code == 0
+    assert handle.get(PATIENCE_MS).is_ok()

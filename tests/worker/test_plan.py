@@ -65,8 +65,9 @@ def test_a_batch_finishes_releases_starts_and_claims_together() -> None:
     planned = simulation.taken()
     names = statements(planned)
     assert names[:5] == ["begin_batch", "set_batch_limits", "finish_tasks", "release_tasks", "start_tasks"]
-    assert names[5:8] == ["claim_from_queues", "claim_from_queues", "commit_batch"]  # to run, and to wait
-    assert sorted(names[8:]) == ["notify_done", "notify_new_tasks"]  # after the commit: NOTIFY takes a lock
+    assert names[5:7] == ["claim_from_queues", "claim_from_queues"]  # to run, and to wait
+    assert names[7:9] == ["get_caps_set_at_run_time", "commit_batch"]
+    assert sorted(names[9:]) == ["notify_done", "notify_new_tasks"]  # after the commit: NOTIFY takes a lock
 
 
 def test_very_many_endings_are_sent_in_several_batches() -> None:

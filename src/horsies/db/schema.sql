@@ -706,6 +706,7 @@ CREATE TABLE horsies.workers (
     signatures bigint[],
     app text,
     leave_requested_at timestamp with time zone,
+    children json,
     CONSTRAINT workers_queues_are_a_list CHECK ((array_ndims(queues) = 1)),
     CONSTRAINT workers_queues_are_not_null CHECK (((cardinality(queues) = 0) OR (array_position(queues, NULL::text) IS NULL))),
     CONSTRAINT workers_tasks_are_lists CHECK (((array_ndims(task_names) = 1) AND (array_ndims(signatures) = 1))),

@@ -180,7 +180,8 @@ class FindingCode(Enum):
         "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`."
     )
     SCHEDULE_CLASH = _error(
-        "Rename the schedule in one of the apps. If both are the same app, set the same `AppConfig(name=…)` for both."
+        "Rename the schedule in one of the apps, or remove the one that was created at run time. If both are the same app, set the same "
+        "`AppConfig(name=…)` for both."
     )
     CAP_EXCEEDED = _error("Deploy the same configuration to all workers.")
     # -- workers

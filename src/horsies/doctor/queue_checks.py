@@ -165,7 +165,10 @@ def check_unknown(_context: CheckContext) -> Op[list[Finding]]:
 
 
 def check_caps(context: CheckContext) -> Op[list[Finding]]:
-    """Find caps of the app that are exceeded. Which caps a worker uses is not stored, so only this shows a difference."""
+    """Find caps of the app that are exceeded. Which caps a worker uses is not stored, so only this shows a difference.
+
+    Not caps that were set at run time: all workers read them, and tasks that ran before may be more.
+    """
     caps = {queue.name: queue.max_concurrency for queue in context.queues or () if queue.max_concurrency is not None}
     queues = (yield from list_queues(LIMIT)) if caps else []
     return [
@@ -175,7 +178,7 @@ def check_caps(context: CheckContext) -> Op[list[Finding]]:
             {"queue": queue.name, "in_flight": in_flight, "max_concurrency": caps[queue.name]},
         )
         for queue in queues
-        if (in_flight := queue.claimed + queue.running) > caps.get(queue.name, in_flight)
+        if queue.cap is None and (in_flight := queue.claimed + queue.running) > caps.get(queue.name, in_flight)
     ]
 
 
@@ -347,15 +350,17 @@ def check_schedules(_context: CheckContext) -> Op[list[Finding]]:
 
 
 def check_owners(context: CheckContext) -> Op[list[Finding]]:
-    """Find schedules that the app declares and that another app has stored."""
+    """Find schedules that the app declares and that another app has stored, or that were created at run time."""
     if not context.schedules:
         return []
     own = [name for name in (context.app, context.locator) if name is not None]
     clashes = yield from rows(SQL["get_name_clashes"](names=list(context.schedules), own=own))
     if not clashes:
         return []
-    named = _enumerate([f"{name} (of app {app})" for name, app in clashes])
-    seen = f"{len(clashes)} schedules that app {context.app} declares belong to other apps: {named}"
+    named = _enumerate(
+        [f"{name} ({'created at run time' if app is None else f'of app {app}'})" for name, app in clashes]
+    )
+    seen = f"{len(clashes)} schedules that app {context.app} declares are not in force, because others have their names: {named}"
     return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedules": dict(clashes)})]
 
 

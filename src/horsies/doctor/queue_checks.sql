@@ -266,10 +266,12 @@ order by next_slot_at, name
 limit 1000;
 
 -- name: get_unowned_schedules
--- Stored without an app, and not declared by any app since. Removed and disabled schedules are never due.
+-- Stored without an app, and not declared by any app since. Removed and disabled schedules are never due; those that were created at run time
+-- have no app.
 select name
 from {schema}.schedules
 where app is null
+and not is_dynamic
 and declared
 and enabled
 and paused_at is null
@@ -281,5 +283,5 @@ select name, app
 from {schema}.schedules
 where name = any(%(names)s::text[])
 and declared
-and app <> all(%(own)s::text[])
+and (is_dynamic or app <> all(%(own)s::text[]))
 order by name;

@@ -5,11 +5,15 @@ from horsies.ops.audit import AuditEntry
 from horsies.ops.bulk import BulkAction, BulkProgress
 from horsies.ops.statistics import ErrorGroup, MinutePoint
 from horsies.tasks.inspect import TaskFilter
+from horsies.tasks.workers import ChildState, ChildStatus, ChildTask
 
 __all__ = [
     "AuditEntry",
     "BulkAction",
     "BulkProgress",
+    "ChildState",
+    "ChildStatus",
+    "ChildTask",
     "ErrorGroup",
     "MinutePoint",
     "Ops",

@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Op
 from horsies.model.config import DEFAULT_APP_NAME, AppConfig
 from horsies.model.graph import Graph, WorkflowStatus
+from horsies.model.schedule import TaskSchedule
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.ops.audit import AuditEntry, audited, list_actions
@@ -27,7 +28,8 @@ from horsies.ops.operation import Verb, operation
 from horsies.ops.statistics import ErrorGroup, MinutePoint, count_ended, get_error_groups, get_time_series
 from horsies.schedules import control as schedules
 from horsies.schedules.control import ScheduleInfo, ScheduleRun
-from horsies.tasks import control, inspect, queues, unknown
+from horsies.schedules.sync import prepare_schedule
+from horsies.tasks import control, inspect, queues, unknown, workers
 from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome
 from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
 from horsies.tasks.inspect import (
@@ -41,7 +43,9 @@ from horsies.tasks.inspect import (
     WorkerSummary,
 )
 from horsies.tasks.queues import QueueSummary, ServerInfo
+from horsies.tasks.task import BaseTask
 from horsies.tasks.unknown import UnknownTasks
+from horsies.tasks.workers import ChildState, to_worker_id
 from horsies.workflows import control as workflow_control
 from horsies.workflows import inspect as workflow_inspect
 from horsies.workflows.inspect import RunSummary, RunTree, WorkflowRun
@@ -69,6 +73,8 @@ class OpsApp(Protocol):
     def locator(self) -> str | None: ...
     @property
     def tasks(self) -> Mapping[str, object]: ...
+    @property
+    def known_tasks(self) -> Mapping[str, BaseTask[..., Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +267,18 @@ class Ops:
 
     resume_queue_async = resume_queue.for_asyncio
 
+    @operation
+    def set_queue_cap(self, name: str, max_concurrency: int | None) -> Verb[None]:
+        """Let at most this many tasks of a queue be in flight in the whole cluster, whatever apps declare. None: each app's own cap again.
+
+        Workers claim no more than that from now on; what runs is not stopped.
+        """
+        queues.check_cap(name, max_concurrency)
+        action = "reset cap of queue" if max_concurrency is None else f"set cap of queue to {max_concurrency}"
+        return audited(self.actor, action, name, partial(queues.set_queue_cap, name, max_concurrency), _one)
+
+    set_queue_cap_async = set_queue_cap.for_asyncio
+
     def purge_queue(self, name: str) -> BulkAction:
         """Cancel all tasks of a queue that have not started, in batches. Running tasks are left alone."""
 
@@ -311,6 +329,25 @@ class Ops:
         return partial(find_ids, "workers", prefix, limit=limit)
 
     find_worker_ids_async = find_worker_ids.for_asyncio
+
+    @operation
+    def request_leave(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, bool]]:
+        """Ask workers to claim no more tasks, finish those that run, and exit with 0, as at the first SIGTERM. Returns which are registered.
+
+        To ask twice changes nothing. A supervisor that restarts workers (systemd, Kubernetes) starts another one.
+        """
+        ids = list(dict.fromkeys(to_worker_id(worker_id) for worker_id in worker_ids))
+        verb: Verb[Mapping[str, bool]] = partial(workers.request_leave, ids)
+        return audited(self.actor, "ask workers to leave", ", ".join(ids), verb, lambda found: sum(found.values()))
+
+    request_leave_async = request_leave.for_asyncio
+
+    @operation
+    def list_children(self, worker_id: str) -> Verb[list[ChildState]]:
+        """List the child processes of a worker, with what each runs, as of its last heartbeat: see `request_heartbeats`. Without a worker: none."""
+        return partial(workers.list_children, to_worker_id(worker_id))
+
+    list_children_async = list_children.for_asyncio
 
     # -- workflows
 
@@ -448,6 +485,36 @@ class Ops:
         return audited(self.actor, "run schedule", name, run, lambda sent: int(sent is not None))
 
     run_schedule_async = run_schedule.for_asyncio
+
+    @operation
+    def create_schedule(self, schedule: TaskSchedule) -> Verb[None]:
+        """Create a schedule at run time, beside those that apps declare. Any scheduler enqueues its tasks, until it is removed.
+
+        The app must have the task: its queue, retries and timeout are stored with the schedule. Raises ConfigError with all problems, also if there is
+        another schedule of this name.
+        """
+        new = prepare_schedule(schedule, self._app.config, self._app.known_tasks)
+        return audited(self.actor, "create schedule", schedule.name, partial(schedules.create_schedule, new), _one)
+
+    create_schedule_async = create_schedule.for_asyncio
+
+    @operation
+    def change_schedule(self, schedule: TaskSchedule) -> Verb[bool]:
+        """Replace a schedule that was created at run time by this one. Returns whether it exists. Raises ConfigError if an app declares it.
+
+        With the same pattern and time zone its next slot stays; otherwise it continues with the first slot from now on.
+        """
+        new = prepare_schedule(schedule, self._app.config, self._app.known_tasks)
+        return audited(self.actor, "change schedule", schedule.name, partial(schedules.change_schedule, new))
+
+    change_schedule_async = change_schedule.for_asyncio
+
+    @operation
+    def remove_schedule(self, name: str) -> Verb[bool]:
+        """Delete a schedule that was created at run time. Returns whether it exists. Raises ConfigError if an app declares it."""
+        return audited(self.actor, "remove schedule", name, partial(schedules.remove_schedule, name))
+
+    remove_schedule_async = remove_schedule.for_asyncio
 
     # -- statistics
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from horsies.db.statement import Op, load, rows
+from horsies.model.errors import ConfigError
 from horsies.ops.operation import Verb
 from horsies.tasks.ids import new_task_id
 
@@ -44,7 +45,11 @@ def audited(actor: str, action: str, target: str, verb: Verb[T], count: Callable
 
     def run() -> Op[T]:
         yield from begin_action(entry_id, actor, action, target)
-        result = yield from verb()
+        try:
+            result = yield from verb()
+        except ConfigError:  # refused, so nothing was changed
+            yield from end_action(entry_id, 0)
+            raise
         yield from end_action(entry_id, count(result))
         return result
 

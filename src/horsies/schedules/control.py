@@ -1,4 +1,10 @@
-"""Pause, resume, run and read schedules. The operations return False if there is no schedule of the name."""
+"""Pause, resume, run and read schedules; create, change and remove those that no app declares. The operations return False if there is no schedule of
+the name.
+
+**Schedules that are created at run time** have `is_dynamic` set, and no app. Otherwise they are rows like all others, so any scheduler ticks them, each
+slot once, whichever apps share the schema. Like the storing of declarations, a creation takes the lock of the table: of two schedules of one name the
+second is refused. The history of a schedule that is removed stays.
+"""
 
 import json
 import re
@@ -8,11 +14,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from horsies.db.statement import Op, execute, load, rows
+from horsies.db.statement import Op, Query, execute, load, rows
 from horsies.model.errors import ConfigError
 from horsies.model.schedule import next_slot, pattern_from_json, zone_named
 from horsies.model.task import TaskId
 from horsies.schedules.sync import SQL as SYNC
+from horsies.schedules.sync import DeclaredSchedule, StoredSchedule, next_slot_of, store_schedules
 from horsies.schedules.tick import SQL as TICK
 
 MAX_MESSAGE = 200  # characters
@@ -53,6 +60,72 @@ def run_schedule(name: str, task_id: TaskId) -> Op[bool]:
         TICK["commit_tick"](),
     )
     return bool(found)
+
+
+def create_schedule(new: DeclaredSchedule, now: datetime | None = None) -> Op[None]:
+    """Store a schedule that no app declares. Can be repeated: one that is stored already, as it is given here, is left alone."""
+    name = new.schedule.name
+    row, moment = yield from _begin_change(name, now)
+    if row is not None and row.declared and not row.is_dynamic:
+        yield from _refuse(_declared(row))
+    # What its app no longer declares gives its name away, with its pause.
+    retired = [SYNC["delete_schedule"](name=name)] if row is not None and not row.is_dynamic else []
+    slots = {name: next_slot_of(new.schedule, None if retired else row, moment)}
+    *_, written = yield from execute(*retired, store_schedules([new], slots, app=None))
+    if written and row is not None and row.is_dynamic:
+        yield from _refuse(
+            f"schedule {name!r} exists already, with another definition; change it, or choose another name"
+        )
+    yield from execute(SYNC["notify_schedules"](), TICK["commit_tick"]())
+
+
+def change_schedule(new: DeclaredSchedule, now: datetime | None = None) -> Op[bool]:
+    """Replace a schedule that was created at run time. A paused one stays paused."""
+    name = new.schedule.name
+    row, moment = yield from _begin_change(name, now)
+    changes: list[Query] = []
+    if row is not None:
+        if not row.is_dynamic:
+            yield from _refuse(_declared(row))
+        slots = {name: next_slot_of(new.schedule, row, moment)}
+        changes = [store_schedules([new], slots, app=None), SYNC["notify_schedules"]()]
+        if row.drops_slot(slots[name], moment):
+            changes.append(SYNC["record_missed_slots"](names=[name], slots=[row.next_slot_at]))
+    yield from execute(*changes, TICK["commit_tick"]())
+    return row is not None
+
+
+def remove_schedule(name: str) -> Op[bool]:
+    """Delete a schedule that was created at run time."""
+    row, _ = yield from _begin_change(name)
+    if row is not None and not row.is_dynamic:
+        yield from _refuse(_declared(row))
+    yield from execute(SYNC["delete_schedule"](name=name), SYNC["notify_schedules"](), TICK["commit_tick"]())
+    return row is not None
+
+
+def _begin_change(name: str, now: datetime | None = None) -> Op[tuple[StoredSchedule | None, datetime]]:
+    """Begin a transaction in which no other process stores schedules, and lock the row."""
+    *_, found, ((moment,),) = yield from execute(
+        TICK["begin_tick"](),
+        TICK["set_tick_limits"](),
+        SYNC["lock_schedules_table"](),
+        SYNC["lock_one_schedule"](name=name),
+        TICK["get_tick_time"](now=now),
+    )
+    return (StoredSchedule(*found[0]) if found else None), moment
+
+
+def _declared(row: StoredSchedule) -> str:
+    owner = "an app" if row.app is None else f"app {row.app!r}"
+    if row.declared:
+        return f"schedule {row.name!r} is declared by {owner}; change it in the configuration of that app, or choose another name"
+    return f"schedule {row.name!r} was declared by {owner} and is never due; create a new one with this name if it is to run again"
+
+
+def _refuse(problem: str) -> Op[None]:
+    yield from rows(TICK["roll_back_tick"]())
+    raise ConfigError("the schedule", [problem])
 
 
 class ScheduleState(StrEnum):

@@ -3,22 +3,34 @@
 -- schedule to a slot that a tick has decided since. Ticks are not blocked, only other processes that take this lock.
 lock table {schema}.schedules in share update exclusive mode;
 
+-- fragment: stored_schedule
+name, pattern, timezone, enabled, next_slot_at, paused_at is not null, declared, app, is_dynamic
+
 -- name: lock_schedules
--- All of them, in one order. A tick does not wait for locked rows.
-select name, pattern, timezone, enabled, next_slot_at, paused_at is not null, declared, app
+-- All that apps have declared, and those with these names, in one order. A tick does not wait for locked rows.
+select {stored_schedule}
 from {schema}.schedules
+where not is_dynamic
+or name = any(%(names)s::text[])
 order by name
+for update;
+
+-- name: lock_one_schedule
+select {stored_schedule}
+from {schema}.schedules
+where name = %(name)s::text
 for update;
 
 -- name: store_schedules
 -- Unchanged rows are not written. The arguments are passed as text, so that their JSON stays as it is. A paused row stays paused.
 insert into {schema}.schedules (
     name, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for,
-    pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app
+    pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app, is_dynamic
 )
 select
     name, task_name, queue_name, priority, args::json, timeout_ms, retry_delays_ms, retry_jitter, retry_for,
-    pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, %(app)s::text
+    pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, %(app)s::text,
+    %(is_dynamic)s::boolean
 from json_to_recordset(%(schedules)s::json) as declared (
     name text, task_name text, queue_name text, priority integer, args text, timeout_ms integer,
     retry_delays_ms integer[], retry_jitter real, retry_for text[],
@@ -34,7 +46,9 @@ set
     timezone = excluded.timezone, catch_up_missed = excluded.catch_up_missed,
     max_catch_up_runs = excluded.max_catch_up_runs, jitter_ms = excluded.jitter_ms, overlap = excluded.overlap,
     enabled = excluded.enabled, next_slot_at = excluded.next_slot_at, declared = true, app = excluded.app, changed_at = now()
-where (
+-- An app must not take over what was created at run time, nor the other way round.
+where schedules.is_dynamic = excluded.is_dynamic
+and (
     schedules.task_name, schedules.queue_name, schedules.priority, schedules.args::text, schedules.timeout_ms,
     schedules.retry_delays_ms, schedules.retry_jitter, schedules.retry_for, schedules.pattern, schedules.timezone,
     schedules.catch_up_missed, schedules.max_catch_up_runs, schedules.jitter_ms, schedules.overlap,
@@ -52,9 +66,14 @@ returning name;
 update {schema}.schedules
 set declared = false, enabled = false, next_slot_at = null, changed_at = now()
 where declared
+and not is_dynamic
 and app = %(app)s::text
 and name <> all(%(names)s::text[])
 returning name;
+
+-- name: delete_schedule
+delete from {schema}.schedules
+where name = %(name)s::text;
 
 -- name: record_missed_slots
 -- Slots that were due when their schedule was changed, without a decision.

@@ -52,17 +52,29 @@ class Caps:
 
     cluster_wide: int | None = None
     queues: Mapping[str, int] = field(default_factory=dict[str, int])
+    """As the app declares them."""
+    set_at_run_time: Mapping[str, int] = field(default_factory=dict[str, int])
+    """As an operator has set them in the database, instead of those of the app, when they were last read. Claims only need to know which queues have
+    one: they read the number themselves.
+    """
     counted: Sequence[TaskStatus] = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
     in_flight: InFlight = field(default_factory=InFlight, compare=False)
     has_limits: bool = field(init=False)
+    counted_queues: list[str] = field(init=False)
+    """The queues whose tasks are counted."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "has_limits", self.cluster_wide is not None or bool(self.queues))
+        is_limited = self.cluster_wide is not None or bool(self.queues) or bool(self.set_at_run_time)
+        object.__setattr__(self, "has_limits", is_limited)
+        object.__setattr__(self, "counted_queues", sorted({*self.queues, *self.set_at_run_time}))
+
+    def cap_of(self, queue: str) -> int | None:
+        return self.set_at_run_time.get(queue, self.queues.get(queue))
 
     def lock_keys(self, queues: Iterable[str]) -> list[str]:
         """Return what to lock before counting: the cluster, then the capped ones of these queues, sorted, so that workers cannot deadlock."""
         cluster = [] if self.cluster_wide is None else ["cluster"]
-        return cluster + sorted(f"queue {name}" for name in queues if name in self.queues)
+        return cluster + sorted(f"queue {name}" for name in queues if self.cap_of(name) is not None)
 
 
 NO_CAPS = Caps()
@@ -127,6 +139,7 @@ def _claim_params(request: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, obj
         "lease_ms": request.lease_ms,
         "cluster_wide_cap": request.caps.cluster_wide,
         "in_flight_from": request.caps.in_flight.since,
+        "counted_queues": request.caps.counted_queues,
         "excluded": list(request.excluded),
         "avoided_names": list(request.avoided_names),
         "avoided_signatures": list(request.avoided_signatures),
@@ -144,6 +157,11 @@ def get_in_flight_from(caps: Caps) -> Query:
     return SQL["get_in_flight_from"](in_flight_from=caps.in_flight.since)
 
 
+def get_caps_set_at_run_time(lanes: Sequence[Lane]) -> Query:
+    """Read which of these queues an operator has capped."""
+    return SQL["get_caps_set_at_run_time"](queues=[lane.queue_name for lane in lanes])
+
+
 def get_queue_heads(lanes: Sequence[Lane]) -> Query:
     """Read the first pending task of each queue, in the form of a notification."""
     return SQL["get_queue_heads"](queues=[lane.queue_name for lane in lanes])
@@ -156,6 +174,7 @@ def list_claimable_tasks(request: ClaimRequest, lanes: Sequence[Lane]) -> Query:
         excluded=list(request.excluded),
         avoided_names=list(request.avoided_names),
         avoided_signatures=list(request.avoided_signatures),
+        counted_queues=request.caps.counted_queues,
         limit=request.limit,
     )
 
@@ -224,7 +243,7 @@ def start_tasks(worker: str, claims: Sequence[Claim], caps: Caps = NO_CAPS) -> Q
     rows: list[tuple[TaskId, int, int | None, int]] = []
     for claim in claims:
         positions[claim.queue_name] += 1
-        rows.append((claim.id, claim.claim_no, caps.queues.get(claim.queue_name), positions[claim.queue_name]))
+        rows.append((claim.id, claim.claim_no, caps.cap_of(claim.queue_name), positions[claim.queue_name]))
     rows.sort(key=lambda row: row[:2])  # as in `claim_params`
     return SQL["start_tasks"](
         ids=[row[0] for row in rows],

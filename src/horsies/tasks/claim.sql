@@ -14,9 +14,16 @@ and tasks.id <> all(%(excluded)s::uuid[])
 and tasks.task_name <> all(%(avoided_names)s::text[])
 and (tasks.refused_by is null or not tasks.refused_by && %(avoided_signatures)s::bigint[])
 
--- fragment: is_unpaused
--- A sub-select and not a join, which might change the order of the lanes.
-(select queues.paused_at from {schema}.queues where queues.name = lane.queue_name) is null
+-- fragment: is_open
+-- The queue is not paused, and if it was capped at run time, this claim counts its tasks. A worker that does not know of the cap yet has neither locked
+-- nor counted, so it claims nothing. A sub-select and not a join, which might change the order of the lanes.
+(
+    select
+        queues.paused_at is not null
+        or (queues.max_concurrency is not null and queues.name <> all(%(counted_queues)s::text[]))
+    from {schema}.queues
+    where queues.name = lane.queue_name
+) is not true
 
 -- fragment: claim_limit
 case
@@ -76,14 +83,14 @@ with next_tasks as materialized (
         limit %(limit)s::integer
         for update skip locked
     ) as task
-    where {is_unpaused}
+    where {is_open}
     limit {claim_limit}
 ),
 {claim_next_tasks};
 
 -- name: claim_from_queues
 -- One lane per queue, for all of its priorities. From the start of a queue it finds every task in it, and it can apply a cap. Only a capped
--- queue is counted.
+-- queue is counted. A cap that was set at run time is read here, so that no worker uses an old one.
 with next_tasks as materialized (
     select task.id
     from unnest(
@@ -100,10 +107,14 @@ with next_tasks as materialized (
         and {is_claimable}
         order by tasks.priority, tasks.enqueued_at, tasks.id
         limit case
-            when lane.cap is null then %(queue_limit)s::integer
+            when lane.queue_name <> all(%(counted_queues)s::text[]) then %(queue_limit)s::integer
+            -- Without any cap, because one was removed a moment ago, `least` ignores the null.
             else greatest(0, least(
                 %(queue_limit)s::integer,
-                lane.cap - (
+                coalesce(
+                    (select queues.max_concurrency from {schema}.queues where queues.name = lane.queue_name),
+                    lane.cap
+                ) - (
                     select count(*)
                     from {schema}.tasks as in_flight
                     where in_flight.queue_name = lane.queue_name
@@ -115,7 +126,7 @@ with next_tasks as materialized (
         end
         for update skip locked
     ) as task
-    where {is_unpaused}
+    where {is_open}
     limit {claim_limit}
 ),
 {claim_next_tasks};
@@ -134,6 +145,12 @@ select least(
     ),
     pg_snapshot_xmin(pg_current_snapshot())
 )::text;
+
+-- name: get_caps_set_at_run_time
+select name, max_concurrency
+from {schema}.queues
+where max_concurrency is not null
+and name = any(%(queues)s::text[]);
 
 -- name: get_queue_heads
 -- The first task of each queue that has one, as the payload that the trigger would send.
@@ -219,7 +236,7 @@ cross join lateral (
     order by tasks.priority, tasks.enqueued_at, tasks.id
     limit %(limit)s::integer
 ) as task
-where {is_unpaused};
+where {is_open};
 
 -- name: begin_trial
 begin isolation level read committed;

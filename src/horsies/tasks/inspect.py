@@ -262,6 +262,8 @@ class WorkerSummary:
     children_memory_mb: float | None
     app: str | None
     """The name of its app; None if its library is too old to store it."""
+    leave_requested_at: datetime | None = None
+    """When it was asked to leave: it finishes its tasks."""
 
 
 def list_workers() -> Op[list[WorkerSummary]]:

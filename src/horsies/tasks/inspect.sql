@@ -138,7 +138,8 @@ select
     workers.library_version, workers.started_at,
     extract(epoch from greatest(clock_timestamp() - workers.heartbeat_at, interval '0'))::float8,
     coalesce(in_flight.claimed, 0), coalesce(in_flight.running, 0),
-    newest_state.memory_usage_mb::float8, newest_state.children_memory_mb::float8, workers.app
+    newest_state.memory_usage_mb::float8, newest_state.children_memory_mb::float8, workers.app,
+    workers.leave_requested_at
 from {schema}.workers
 left join in_flight on in_flight.claimed_by = workers.id
 left join lateral (

@@ -1,4 +1,4 @@
-"""Queues: pause and resume them, and count what is in them; cluster-wide counts for `horsies status`.
+"""Queues: pause, resume and cap them, and count what is in them; cluster-wide counts for `horsies status`.
 
 A pause is stored in the database. It applies to all workers, at once, until the queue is resumed. Every count is limited, so that its cost does not grow
 with the number of tasks.
@@ -10,9 +10,12 @@ from datetime import datetime
 
 from horsies.db.statement import Op, execute, load, rows
 from horsies.model.graph import WorkflowStatus
+from horsies.model.validation import number_problems
 
 MAX_COUNTED = 100_000
 MAX_PRIORITIES = 100
+MAX_NAME_BYTES = 1_000
+MAX_CAP = 1_000_000
 
 SQL = load(__file__)
 
@@ -35,6 +38,8 @@ class QueueSummary:
     paused_at: datetime | None = None
     workers: int = 0
     """How many registered workers serve it."""
+    cap: int | None = None
+    """The cap that was set at run time; None: each app has its own."""
 
 
 def pause_queue(name: str) -> Op[None]:
@@ -43,7 +48,26 @@ def pause_queue(name: str) -> Op[None]:
 
 
 def resume_queue(name: str) -> Op[None]:
-    yield from execute(SQL["resume_queue"](name=name), SQL["notify_queue_resumed"]())
+    yield from execute(SQL["resume_queue"](name=name), SQL["notify_queues_changed"]())
+
+
+def check_cap(name: str, max_concurrency: int | None) -> None:
+    """Raise ValueError for a cap that cannot be stored."""
+    if not name or len(name.encode()) > MAX_NAME_BYTES or "\0" in name:
+        raise ValueError(f"{name[:100]!r} is not the name of a queue")
+    if max_concurrency == 0:
+        raise ValueError(
+            f"a cap of 0 would be a pause: use pause_queue({name!r}), and resume_queue to go on with the cap that it has"
+        )
+    if max_concurrency is not None and any(number_problems("max_concurrency", max_concurrency, 1, MAX_CAP)):
+        raise ValueError(
+            f"max_concurrency is {max_concurrency!r}; choose a whole number from 1 to {MAX_CAP}, or None for the cap of the app"
+        )
+
+
+def set_queue_cap(name: str, max_concurrency: int | None) -> Op[None]:
+    """Set the cap of a queue for all workers, instead of the one that the app declares. None: that of the app again."""
+    yield from execute(SQL["set_queue_cap"](name=name, max_concurrency=max_concurrency), SQL["notify_queues_changed"]())
 
 
 def list_queues(max_counted: int | None = None) -> Op[list[QueueSummary]]:

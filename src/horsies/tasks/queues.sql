@@ -8,8 +8,13 @@ update {schema}.queues
 set paused_at = null
 where name = %(name)s::text;
 
--- name: notify_queue_resumed
--- All workers claim from the start of the queue: its tasks were announced long ago.
+-- name: set_queue_cap
+insert into {schema}.queues (name, max_concurrency)
+values (%(name)s::text, %(max_concurrency)s::integer)
+on conflict (name) do update set max_concurrency = excluded.max_concurrency;
+
+-- name: notify_queues_changed
+-- All workers claim from the start of their queues, because what waits was announced long ago. With such a claim they also read the caps.
 select pg_notify('{new_channel}', '*');
 
 -- name: list_queues
@@ -92,12 +97,18 @@ select
     -- `greatest` alone would turn null into zero.
     case when waiting_counts.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting_counts.oldest_at))::float8 end,
     queues.paused_at,
-    coalesce(worker_counts.count, 0)
+    coalesce(worker_counts.count, 0),
+    queues.max_concurrency
 from waiting_counts
 full join delayed_counts using (queue_name)
 full join in_flight_counts using (queue_name)
 full join worker_counts using (queue_name)
-full join (select name as queue_name, paused_at from {schema}.queues where paused_at is not null) as queues using (queue_name)
+full join (
+    select name as queue_name, paused_at, max_concurrency
+    from {schema}.queues
+    where paused_at is not null
+    or max_concurrency is not null
+) as queues using (queue_name)
 order by queue_name;
 
 -- name: get_queue_depths

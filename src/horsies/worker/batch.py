@@ -27,6 +27,7 @@ from horsies.tasks.claim import (
     claim_from_watermarks,
     claims_from_rows,
     fail_unclaimable_task,
+    get_caps_set_at_run_time,
     get_in_flight_from,
     get_next_due,
     get_queue_heads,
@@ -109,6 +110,8 @@ class Batch:
     claim_requests: Sequence[ClaimRequest] = ()
     claim_from: ClaimFrom = ClaimFrom.START
     lanes: Sequence[Lane] = ()
+    reads_caps: bool = False
+    """Caps may have been set at run time, or removed."""
     frees_capped: bool = False
     """There are caps, so other workers may wait for what these endings free."""
     unsettled: Sequence[str] = ()
@@ -160,6 +163,8 @@ class BatchResult:
     promoted_lanes: Sequence[str] = ()
     waiting_lanes: Sequence[str] = ()
     """Lanes in which a claim from the start of many queues has left rows."""
+    caps_set_at_run_time: Mapping[str, int] | None = None
+    """The caps in the database, if this batch has read them."""
     in_flight_from: str | None = None
     """Where the next counts of tasks in flight may start, if caps were checked."""
     due_s: float | None = None
@@ -201,6 +206,7 @@ def run_batch(batch: Batch) -> Op[BatchResult]:
         claimed=[claims_from_rows(answer) for answer in claimed],
         promoted_lanes=[lane for (lane,) in rows.get("promote", [])],
         waiting_lanes=[lane for (lane,) in rows.get("queue heads", [])],
+        caps_set_at_run_time=dict(rows["caps"]) if "caps" in rows else None,
         in_flight_from=rows["in flight"][0][0] if "in flight" in rows else None,
         unsettled=unfinished_roots(advanced[0], advanced[-1]) if advanced else (),
         payloads=payloads_from_rows(rows["load"]) if "load" in rows else {},
@@ -280,6 +286,9 @@ def _claim_steps(batch: Batch) -> list[tuple[str, Query]]:
     steps += [("claim", claim(request, batch.lanes)) for request in batch.claim_requests]
     if keys:
         steps.append(("in flight", get_in_flight_from(batch.caps)))
+    if batch.reads_caps:
+        # After the claim: it skips a queue with a cap that is not known here, so a cap that it has met must be found.
+        steps.append(("caps", get_caps_set_at_run_time(batch.lanes)))
     # A claim that the first of many queues has filled has not read the others, and their rows are not announced again. Where the tasks of queues
     # are counted, each claim reads all queues anyway.
     if batch.claim_from is ClaimFrom.START and batch.claim_requests and len(batch.lanes) > 1:

@@ -178,7 +178,6 @@ class Child:
         self._out = bytearray()
         self._read_error: str | None = None
         self._kill_reason: str | None = None
-        self._started_at = time.monotonic()
         self._has_reports = False
         self._worked_us = 0
         self._is_loop_blocked = False
@@ -188,6 +187,7 @@ class Child:
         self.assignments = Assignments()
         self.recycling = RecyclePolicy(budget)
         self.ready = asyncio.Event()
+        self.started_at = time.monotonic()
         self.current_step = "starting"
         self.start_error: str | None = None
         self.rss_mb = 0.0
@@ -453,7 +453,7 @@ class Child:
             self.kill()
         else:
             now = time.monotonic()
-            self.recycling.start_s, self.recycling.promoted_at = now - self._started_at, now
+            self.recycling.start_s, self.recycling.promoted_at = now - self.started_at, now
             self.ready.set()
             self._on_change()
 

@@ -22,11 +22,12 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
+from horsies.db.channels import ALL_KEYS
 from horsies.db.errors import (
     DriverError,
     ErrorKind,
@@ -202,6 +203,8 @@ class Dispatcher:
                 return  # of a cap that this worker does not have
         elif not state.watermarks.add_hint(payload):
             return
+        elif payload is None or payload == ALL_KEYS:
+            state.may_have_new_caps = True
         state.notifications += 1
         state.may_have_tasks = True
         # Many arrive together: read all that have arrived, then send once.
@@ -256,7 +259,7 @@ class Dispatcher:
         if now >= state.poll_at:
             state.poll_at = now + self._poll_s
             state.watermarks.request_rescan()
-            state.may_have_tasks = state.may_have_due_tasks = True
+            state.may_have_tasks = state.may_have_due_tasks = state.may_have_new_caps = True
         if now >= state.due_at:
             state.due_at = math.inf
             state.may_have_due_tasks = True
@@ -671,6 +674,9 @@ class Dispatcher:
         if batch.claim_requests:
             state.claims_separately = False
             self._update_watermarks(batch, sent, result, now)
+            if result.caps_set_at_run_time is not None:
+                self._update_caps(result.caps_set_at_run_time)
+                state.may_have_new_caps = sent.notifications != state.notifications
             runnable += self._on_claimed(batch, sent, result)
         if any([claim.is_unread for claim in runnable]):  # noqa: C419 - a generator takes longer
             state.unread.extend([claim for claim in state.watermarks.in_order(runnable) if claim.is_unread])
@@ -715,6 +721,19 @@ class Dispatcher:
         # The batch has not seen what was announced after it was made.
         if len(claims) < limit and sent.notifications == state.notifications:
             state.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
+
+    def _update_caps(self, found: Mapping[str, int]) -> None:
+        """Count the tasks of the queues that an operator has capped, and no longer those of others, from the next batch on."""
+        state, caps = self._state, self._state.limits.caps
+        if found == caps.set_at_run_time:
+            return
+        state.limits = replace(state.limits, caps=replace(caps, set_at_run_time=found))
+        capped = ", ".join(f"{name}={cap}" for name, cap in sorted(found.items()))
+        log.info("caps of queues set at run time: %s", capped or "none any more")
+        if found.keys() != caps.set_at_run_time.keys():
+            # The claim has skipped a queue that was not counted; or sleeping lanes are those of claims that were limited.
+            state.watermarks.request_rescan()
+            state.may_have_tasks = True
 
     def _on_claimed(self, batch: Batch, sent: Sent, result: BatchResult) -> list[Claim]:
         """Return what is RUNNING and known here. The rest is buffered, or unfit."""

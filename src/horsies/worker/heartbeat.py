@@ -2,7 +2,7 @@
 
 It has a connection and a thread of its own, so that neither a busy dispatcher nor a long batch can delay it.
 
-Each heartbeat also reads which rows the database assigns to this worker, and which of them are to be cancelled. A claim whose COMMIT succeeded but whose
+Each heartbeat also reads whether an operator has asked the worker to leave, which rows the database assigns to it, and which of them are to be cancelled. A claim whose COMMIT succeeded but whose
 result was lost shows here as an unknown claim; so does a task that ended between the query and the comparison. The second kind is gone in the next
 heartbeat, which follows soon: what is unknown twice is released.
 
@@ -16,8 +16,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final, Self
 
@@ -34,6 +35,7 @@ from horsies.model.task import Claim
 from horsies.tasks.claim import claims_from_rows
 from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
+from horsies.tasks.workers import ChildState, children_to_json
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.service import Backoff, StoppedEarly, random_jitter
 from horsies.worker.supervisor import ChildPool
@@ -54,7 +56,14 @@ class Heartbeat:
     """A service: entering registers the incarnation, leaving deregisters it. Setting `requested` asks for a heartbeat at once."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, dispatcher: Dispatcher, pool: ChildPool, app: Horsies, requested: asyncio.Event
+        self,
+        group: asyncio.TaskGroup,
+        dispatcher: Dispatcher,
+        pool: ChildPool,
+        app: Horsies,
+        requested: asyncio.Event,
+        *,
+        on_leave_requested: Callable[[], None],
     ) -> None:
         self._group = group
         self._dispatcher = dispatcher
@@ -65,6 +74,10 @@ class Heartbeat:
         self._snapshot_s = app.config.recovery.snapshot_ms / 1000
         self._snapshot_at = 0.0
         self._requested = requested
+        self._on_leave_requested = on_leave_requested
+        self._is_asked_to_leave = False
+        self._stored_children = ""
+        self._children_memory_mb: Mapping[int, float | None] = {}
         self._listener = app.broker.listener
         self._lock = worker_lock_scope(app.broker.config.schema) + dispatcher.worker
         self._locked_session: int | None = None
@@ -184,8 +197,14 @@ class Heartbeat:
                 if was_missing:
                     self._listener().retry_now()
                 await self._acquire_lock()
-                self._dispatcher.cancel({claim.id for claim in held if claim.is_cancelled})
-                await self._release_unknown_claims(held)
+                await self._obey(held)
+
+    async def _obey(self, held: Sequence[Claim]) -> None:
+        """Do what the rows say: of the worker, and of the tasks that it holds."""
+        if self._is_asked_to_leave:
+            self._on_leave_requested()
+        self._dispatcher.cancel({claim.id for claim in held if claim.is_cancelled})
+        await self._release_unknown_claims(held)
 
     def _next_beat_s(self) -> float:
         if self._unknown_claims:
@@ -225,23 +244,31 @@ class Heartbeat:
 
     async def _run_beat(self, *, was_missing: bool) -> list[Claim]:
         """Run it on a connection of the dispatcher if it has none: a full server must not make a working worker look dead."""
+        # Here, on the event loop: the heartbeat runs on another thread.
+        children = self._pool.child_states(self._dispatcher.events.clock_offset_s)
         try:
-            return await self._connection.run(self._beat())
+            return await self._connection.run(self._beat(children))
         except DriverError as error:
             if not was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
                 raise  # it is tried again at once, with a new connection
-            held = await self._dispatcher.run_on_idle_connection(self._beat())
+            held = await self._dispatcher.run_on_idle_connection(self._beat(children))
             if held is None:
                 raise
             return held
 
-    def _beat(self) -> Op[list[Claim]]:
+    def _beat(self, children: Sequence[ChildState]) -> Op[list[Claim]]:
         worker, session = self._dispatcher.worker, self._connection.own_session
         holds_lock = session is not None and session == self._locked_session and self._listener().holds(self._lock)
         self._announce_attempts = 0 if holds_lock else self._announce_attempts - 1
+        described = children_to_json(
+            [replace(child, memory_mb=self._children_memory_mb.get(child.pid)) for child in children]
+        )
+        changed = None if described == self._stored_children else described
+        heartbeat = SQL["record_heartbeat"](id=worker, holds_lock=holds_lock, children=changed)
         # In a transaction of its own: nothing slow may delay the heartbeat.
-        if not (yield from self._store_heartbeat(SQL["record_heartbeat"](id=worker, holds_lock=holds_lock))):
+        if not (yield from self._store_heartbeat(heartbeat)):
             raise DeclaredDead(f"worker {worker} was declared dead: the machine was paused, or its network was down")
+        self._stored_children = described
         # A stopping worker claims nothing, so no task waits for it; nor for a task that its children turned out not to have.
         known = self._dispatcher.offered_tasks
         updates: list[Query] = []
@@ -254,6 +281,8 @@ class Heartbeat:
             updates.append(self._snapshot())
         held, *_ = yield from execute(get_held_tasks(worker), *updates)
         self._registered_tasks = known
+        # For the next one: to measure many processes takes a moment.
+        self._children_memory_mb = {child.pid: measure_memory_mb(child.pid) for child in children}
         return claims_from_rows(held)
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:
@@ -262,7 +291,8 @@ class Heartbeat:
         row = yield from one(heartbeat)
         self.answered_at, self.is_missing = time.monotonic(), False
         if row is not None:
-            self._dispatcher.events.clock_offset_s = row[0] - (sent_at + time.time()) / 2
+            answered_at, self._is_asked_to_leave = row
+            self._dispatcher.events.clock_offset_s = answered_at - (sent_at + time.time()) / 2
         return row is not None
 
     def _snapshot(self) -> Query:
@@ -278,6 +308,14 @@ class Heartbeat:
             children_cpu_percent=children_cpu_percent,
             recycling_share=self._pool.recycling_costs.share,
         )
+
+
+def measure_memory_mb(pid: int) -> float | None:
+    """Return the resident memory of a process, to a tenth of a MB; None if it is gone."""
+    try:
+        return round(psutil.Process(pid).memory_info().rss / (1 << 20), 1)
+    except psutil.Error:
+        return None
 
 
 class UsageMeter:

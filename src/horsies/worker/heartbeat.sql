@@ -14,7 +14,7 @@ values (
 )
 -- The statement may be repeated after a lost answer.
 on conflict (id) do nothing
-returning extract(epoch from clock_timestamp())::float8;
+returning extract(epoch from clock_timestamp())::float8, leave_requested_at is not null;
 
 -- name: get_task_clashes
 -- Other apps whose workers know tasks of this worker, on queues that both serve, with a few of the names.
@@ -28,10 +28,14 @@ group by other.app
 order by other.app;
 
 -- name: record_heartbeat
+-- The children only if they have changed.
 update {schema}.workers
-set heartbeat_at = clock_timestamp(), holds_lock = %(holds_lock)s::boolean
+set
+    heartbeat_at = clock_timestamp(),
+    holds_lock = %(holds_lock)s::boolean,
+    children = coalesce(%(children)s::json, children)
 where id = %(id)s::uuid
-returning extract(epoch from heartbeat_at)::float8;
+returning extract(epoch from heartbeat_at)::float8, leave_requested_at is not null;
 
 -- name: update_known_tasks
 update {schema}.workers

@@ -259,6 +259,9 @@ class DispatcherState:
     notified_promotion_at: float = 0.0
     """When a notification last caused one."""
 
+    may_have_new_caps: bool = True
+    """An operator may have set or removed caps of queues. They are read with the next claim from the start."""
+
     # -- refused batches
     quarantine: list[Batch] = field(default_factory=list[Batch])
     """Single parts that wait to be sent alone."""
@@ -413,6 +416,7 @@ def plan_batch(state: DispatcherState, now: float) -> Batch | None:  # noqa: C90
         claim_requests=requests,
         claim_from=claim_from,
         lanes=lanes,
+        reads_caps=bool(requests) and claim_from is ClaimFrom.START and state.may_have_new_caps,
         frees_capped=has_caps and freeing,
         unsettled=sorted(unsettled),
     )

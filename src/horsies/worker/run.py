@@ -201,7 +201,11 @@ async def _run_incarnations(
 
 
 class StopRequests:
-    """Stop requests, kept across incarnations: the first drains, the second interrupts running tasks, the third kills them."""
+    """Stop requests, kept across incarnations: the first drains, the second interrupts running tasks, the third kills them.
+
+    An operator who asks the worker to leave is not counted: the first signal after that, usually of a supervisor that stops everything, does not
+    interrupt the tasks that the worker waits for.
+    """
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
         self.on_ready = on_ready
@@ -210,13 +214,21 @@ class StopRequests:
         self.dispatcher: Dispatcher | None = None
         self.heartbeat: Heartbeat | None = None
         self.pool: ChildPool | None = None
+        self._signals = 0
+
+    def leave(self) -> None:
+        """Drain, because an operator has asked for it in the database; again, change nothing."""
+        if not self.requested.is_set():
+            log.info("an operator has asked this worker to leave")
+            self.requested.set()
 
     def add(self) -> None:
+        self._signals += 1
         if self.pool:
             self.pool.stop_starting()
         if self.heartbeat:
             self.heartbeat.stop_registering()
-        if self.requested.is_set() and self.dispatcher:
+        if self._signals > 1 and self.dispatcher:
             self.dispatcher.escalate_stop()
         self.requested.set()
 
@@ -242,7 +254,9 @@ async def _run(
         pool = stop_requests.pool = ChildPool(
             group, children, dispatcher.on_child_report, _pool_options_for(app, config)
         )
-        heartbeat = stop_requests.heartbeat = Heartbeat(group, dispatcher, pool, app, heartbeat_requested)
+        heartbeat = stop_requests.heartbeat = Heartbeat(
+            group, dispatcher, pool, app, heartbeat_requested, on_leave_requested=stop_requests.leave
+        )
         leader = MaintenanceLeader(
             group,
             worker,

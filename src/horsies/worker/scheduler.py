@@ -160,6 +160,12 @@ class Scheduler:
                 "schedule in one of the apps; if both are the same app, set the same AppConfig(name=...) for both",
                 name, owner, app.name, owner,
             )  # fmt: skip
+        for name in synced.taken:
+            log.warning(
+                "schedule %r was created at run time, so the one that app %r declares is not stored. Rename it in the app, or remove "
+                "the other one (`horsies schedules remove %s`) and restart this scheduler",
+                name, app.name, name,
+            )  # fmt: skip
         if synced.unowned:
             log.warning(
                 "schedules without an app, stored by an older release, stay in force though app %r does not declare them: %s. Start "

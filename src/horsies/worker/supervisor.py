@@ -35,6 +35,7 @@ from horsies.model.config import RecoveryConfig
 from horsies.model.errors import HorsiesError
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.worker_config import RECYCLING_DOMINATES, StartMethod
+from horsies.tasks.workers import MAX_TASKS, ChildState, ChildStatus, ChildTask, to_time
 from horsies.worker.child import Child, ReportHandler, ReportsRead
 from horsies.worker.service import StoppedEarly
 from horsies.worker.spawn import ProcessFactory, SpawnError, watch_boot
@@ -164,6 +165,35 @@ class ChildPool:
     def ready_count(self) -> int:
         """How many active children are ready."""
         return sum(child.ready.is_set() for child in list(self._active))
+
+    def child_states(self, clock_offset_s: float) -> list[ChildState]:
+        """Describe all children, with times by the clock of the database, which is this far ahead of ours."""
+        clock = time.time() + clock_offset_s - time.monotonic()
+        return [self._describe(child, clock) for child in self._children]
+
+    def _describe(self, child: Child, clock: float) -> ChildState:
+        running = child.assignments.running_since()
+        if not child.ready.is_set():
+            state = ChildStatus.STARTING
+        elif child in self._leaving or child.recycling.is_retired:
+            state = ChildStatus.STOPPING
+        elif child.is_spare:
+            state = ChildStatus.SPARE
+        else:
+            state = ChildStatus.BUSY if child.load else ChildStatus.IDLE
+        return ChildState(
+            child.pid,
+            state,
+            None,
+            to_time(clock + child.started_at),
+            # In the order in which they began.
+            [
+                ChildTask(claim.id, claim.task_name, to_time(clock + began_at))
+                for began_at, claim in running[:MAX_TASKS]
+            ],
+            running=len(running),
+            waiting=child.load - len(running),
+        )
 
     # -- one child
 

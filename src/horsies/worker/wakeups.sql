@@ -14,7 +14,7 @@ cross join lateral (
 ) as waiting
 
 -- name: look_for_work
--- Whether there are tasks to claim, and whether a task of this worker is to be cancelled.
+-- Whether there are tasks to claim, and whether a task of this worker is to be cancelled, or the worker itself was asked to leave.
 select
     exists (select from {waiting_tasks}),
     exists (
@@ -22,6 +22,12 @@ select
         from {schema}.tasks
         where tasks.cancel_requested_at is not null
         and tasks.claimed_by = %(worker)s::uuid
+    )
+    or exists (
+        select
+        from {schema}.workers
+        where workers.id = %(worker)s::uuid
+        and workers.leave_requested_at is not null
     );
 
 -- name: call_for_help

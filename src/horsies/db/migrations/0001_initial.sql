@@ -150,6 +150,8 @@ create table {schema}.workers (
     app text,
     -- An operator has asked it to leave: it finishes its tasks and exits.
     leave_requested_at timestamptz,
+    -- Its child processes and what they run, as of the last heartbeat: a bounded JSON array.
+    children json,
     constraint workers_pkey primary key (id),
     constraint workers_times_are_in_range check (
         isfinite(started_at) and heartbeat_at >= '1970-01-01 00:00+00' and heartbeat_at <= '9999-12-31 23:59:59+00'
@@ -355,7 +357,7 @@ create table {schema}.schedules (
     last_slot_at timestamptz,
     last_task_id uuid,
     changed_at timestamptz not null default now(),
-    -- A scheduler removes only schedules of its own app. Null: the schedule belongs to the first app that declares its name.
+    -- A scheduler removes only schedules of its own app. Null: it was created at run time, or belongs to the first app that declares its name.
     app text,
     constraint schedules_pkey primary key (name),
     -- The same bounds as for tasks: one statement turns all schedules that are due into tasks.
