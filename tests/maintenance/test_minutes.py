@@ -275,6 +275,7 @@ def test_a_lost_connection_leaves_no_half_minute(
     with pytest.raises(BrokerError):
         roll_up(broker)
     assert counts(sql) == []
+    sql.execute("select from horsies.minutes_until for update")  # waits until the server has noticed, and the lock is free
     roll_up(broker)
     assert (len(counts(sql)), len(sql.execute(ERRORS.encode()).fetchall())) == (1, 1)
 
