@@ -275,7 +275,8 @@ def test_a_lost_connection_leaves_no_half_minute(
     with pytest.raises(BrokerError):
         roll_up(broker)
     assert counts(sql) == []
-    sql.execute("select from horsies.minutes_until for update")  # waits until the server has noticed, and the lock is free
+    # Waits until the server has noticed, and the lock is free.
+    sql.execute("select from horsies.minutes_until for update")
     roll_up(broker)
     assert (len(counts(sql)), len(sql.execute(ERRORS.encode()).fetchall())) == (1, 1)
 
