@@ -51,6 +51,7 @@ SEAMS: Final = {
     "maintenance/failure_detector.py": "a pure decision; tested without a database",
     "model/roundtrip.py": "compares what was sent with what would arrive; a subject of its own",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
+    "web/*.py": "parts of the dashboard, put together by web/dashboard.py; needs an extra",
     "worker/batch_sender.py": "the connections of the dispatcher; tests put another one in its place",
     "workflows/compile.py": "turns a definition into a graph; tested without a database",
 }

@@ -9,6 +9,7 @@ COMMANDS = {
     "worker": "worker",
     "scheduler": "worker",
     "dev": "dev",
+    "web": "web",
     "migrate": "migrate",
     "check": "doctor",
     "status": "status",
