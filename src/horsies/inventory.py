@@ -35,7 +35,14 @@ def check_app(app: Horsies, *, live: bool) -> AppCheck:
     if live:
         report = run_doctor(app.broker.config, context_for(app, knows_app=True), checks=LIVE)
         findings = [
-            CheckFinding(finding.code.name, finding.severity.word, finding.seen, finding.fix, finding.data)
+            CheckFinding(
+                finding.code.name,
+                finding.severity.word,
+                finding.seen,
+                finding.fix,
+                finding.target and dataclasses.asdict(finding.target),
+                finding.data,
+            )
             for finding in report.findings
         ]
     fields = {field.name: getattr(inventory, field.name) for field in dataclasses.fields(inventory)}

@@ -60,7 +60,8 @@ def test_json_has_codes_numbers_and_fixes(doctor: Run, sql: psycopg.Connection) 
     report = json.loads(doctor("--json").stdout)
     assert report.keys() == {"severity", "findings", "checks"}
     (waiting,) = [finding for finding in report["findings"] if finding["code"] == "WAITING_LONG"]
-    assert waiting.keys() == {"code", "severity", "seen", "fix", "data"}
+    assert waiting.keys() == {"code", "severity", "seen", "fix", "target", "data"}
+    assert waiting["target"] == {"kind": "queue", "id": "default"}
     assert (waiting["severity"], waiting["data"]["queue"], waiting["data"]["waiting"]) == ("warning", "default", 1)
     assert [check["name"] for check in report["checks"]] == [check.name for check in ALL]
     assert len({check["name"] for check in report["checks"]}) == len(ALL)

@@ -469,7 +469,7 @@ def test_dead_workers_that_were_not_removed(sql: psycopg.Connection, doctor: Doc
     sql.execute("update horsies.workers set heartbeat_at = now() - interval '1 hour'")
     found = doctor()
     assert found.codes == {FindingCode.STALE_WORKERS, FindingCode.NO_WORKERS}
-    assert found.data(FindingCode.STALE_WORKERS) == {"worker_ids": [ME]}
+    assert found.data(FindingCode.STALE_WORKERS) == {"worker_id": ME, "worker_ids": [ME]}
 
 
 def test_a_worker_that_missed_a_few_heartbeats_is_not_stale(healthy: psycopg.Connection, doctor: Doctor) -> None:
@@ -501,14 +501,14 @@ def test_a_worker_whose_children_take_longer_to_start_than_to_work(healthy: psyc
     healthy.execute(add_state, (0.75, 0))
     found = doctor()
     assert found.codes == {FindingCode.RECYCLING_DOMINATES}
-    assert found.data(FindingCode.RECYCLING_DOMINATES) == {"worker_ids": [ME], "share": 0.75}
+    assert found.data(FindingCode.RECYCLING_DOMINATES) == {"worker_id": ME, "worker_ids": [ME], "share": 0.75}
 
 
 def test_workers_that_do_not_serve_the_queues_of_the_app(healthy: psycopg.Connection, doctor: Doctor) -> None:
     found = doctor(queues=[CustomQueueConfig(name="email")])
     assert found.codes == {FindingCode.QUEUE_WITHOUT_WORKER, FindingCode.QUEUE_UNKNOWN}
-    assert found.data(FindingCode.QUEUE_WITHOUT_WORKER) == {"queues": ["email"]}
-    assert found.data(FindingCode.QUEUE_UNKNOWN) == {"queues": ["default"]}
+    assert found.data(FindingCode.QUEUE_WITHOUT_WORKER) == {"queue": "email", "queues": ["email"]}
+    assert found.data(FindingCode.QUEUE_UNKNOWN) == {"queue": "default", "queues": ["default"]}
     assert doctor(queues=[CustomQueueConfig(name="default")]).codes == set()
 
 
@@ -522,7 +522,8 @@ def test_a_schedule_that_belongs_to_another_app(healthy: psycopg.Connection, doc
     found = doctor(app="bank", schedules=["report", "mail"])
     assert found.codes == {FindingCode.SCHEDULE_CLASH}
     assert found.data(FindingCode.SCHEDULE_CLASH) == {
-        "schedules": {"mail": "shop"}
+        "schedule": "mail",
+        "schedules": {"mail": "shop"},
     }  # the other one was removed, so its name is free
     assert doctor(app="bank", schedules=["count"]).codes == set()
     assert doctor(app="shop", schedules=["mail"]).codes == set()
@@ -538,7 +539,7 @@ def test_a_declared_schedule_whose_name_was_taken_at_run_time(
     assert doctor(app="shop", schedules=["report"]).codes == set()  # it needs no app
     found = doctor(app="shop", schedules=["mail"])
     assert found.codes == {FindingCode.SCHEDULE_CLASH}
-    assert found.data(FindingCode.SCHEDULE_CLASH) == {"schedules": {"mail": None}}
+    assert found.data(FindingCode.SCHEDULE_CLASH) == {"schedule": "mail", "schedules": {"mail": None}}
 
 
 @pytest.mark.promise("D3")
@@ -551,7 +552,7 @@ def test_a_task_name_that_two_apps_have(healthy: psycopg.Connection, doctor: Doc
     healthy.execute(theirs, [["others", "default"], OTHER])
     found = doctor()
     assert found.codes == {FindingCode.TASK_NAME_CLASH}
-    assert found.data(FindingCode.TASK_NAME_CLASH) == {"tasks": {"add": ["bank", "shop"]}}
+    assert found.data(FindingCode.TASK_NAME_CLASH) == {"task_name": "add", "tasks": {"add": ["bank", "shop"]}}
     healthy.execute("update horsies.workers set app = 'shop' where id = %s", [OTHER])
     assert doctor().codes == set()  # two releases of one app
 
@@ -562,7 +563,7 @@ def test_a_queue_that_two_apps_serve(healthy: psycopg.Connection, doctor: Doctor
     healthy.execute("update horsies.workers set app = 'bank', task_names = array['count'] where id = %s", [OTHER])
     found = doctor()
     assert found.codes == {FindingCode.APPS_MIXED}
-    assert found.data(FindingCode.APPS_MIXED) == {"queues": {"default": ["bank", "shop"]}}
+    assert found.data(FindingCode.APPS_MIXED) == {"queue": "default", "queues": {"default": ["bank", "shop"]}}
 
 
 def test_no_worker_is_an_error_when_tasks_wait(sql: psycopg.Connection, doctor: Doctor) -> None:
@@ -642,7 +643,7 @@ def test_a_workflow_that_was_paused_is_only_an_info(
     broker.run(partial(pause, run))
     found = doctor()
     assert found.codes == {FindingCode.WORKFLOW_PAUSED}
-    assert found.data(FindingCode.WORKFLOW_PAUSED) == {"count": 1, "workflow_ids": [run]}
+    assert found.data(FindingCode.WORKFLOW_PAUSED) == {"workflow_id": run, "count": 1, "workflow_ids": [run]}
 
 
 def test_a_stuck_workflow(healthy: psycopg.Connection, broker: PostgresBroker, doctor: Doctor) -> None:
@@ -651,4 +652,4 @@ def test_a_stuck_workflow(healthy: psycopg.Connection, broker: PostgresBroker, d
     healthy.execute("delete from horsies.tasks")
     found = doctor()
     assert found.codes == {FindingCode.WORKFLOWS_STUCK}
-    assert found.data(FindingCode.WORKFLOWS_STUCK) == {"count": 1, "workflow_ids": [run]}
+    assert found.data(FindingCode.WORKFLOWS_STUCK) == {"workflow_id": run, "count": 1, "workflow_ids": [run]}

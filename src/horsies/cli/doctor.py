@@ -136,7 +136,14 @@ def _to_json(report: Report) -> dict[str, Any]:
     return {
         "severity": report.severity.word,
         "findings": [
-            {"code": each.code, "severity": each.severity.word, "seen": each.seen, "fix": each.fix, "data": each.data}
+            {
+                "code": each.code,
+                "severity": each.severity.word,
+                "seen": each.seen,
+                "fix": each.fix,
+                "target": each.target,
+            }
+            | {"data": each.data}
             for each in report.findings
         ],
         "checks": [

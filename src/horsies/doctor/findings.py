@@ -3,10 +3,12 @@
 `docs/doctor.md` says what each one means, and has the same texts; a test compares them.
 """
 
+import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, unique
+from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,12 +31,76 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
+class TargetKind(StrEnum):
+    """What a finding is about."""
+
+    TASK = "task"
+    TASK_NAME = "task_name"
+    QUEUE = "queue"
+    WORKER = "worker"
+    WORKFLOW = "workflow"
+    SCHEDULE = "schedule"
+
+    @property
+    def key(self) -> str:
+        """Where the id or name is in a finding's `data`."""
+        return f"{self}_id" if self in {TargetKind.TASK, TargetKind.WORKER, TargetKind.WORKFLOW} else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The object that a finding is about, for links: an id, or a name where there is no id."""
+
+    kind: TargetKind
+    id: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FindingText:
-    """What is the same for all findings of a code. Two codes may have the same text, and are not equal."""
+    """What is the same for all findings of a code. Two codes may have the same text, and are not equal.
+
+    `{queue}` and the like in the template stand for values in a finding's `data`: quoted for a shell, or with `:sql` for SQL.
+    """
 
     severity: Severity
-    fix: str
+    template: str
+    target: TargetKind | None = None
+
+    @property
+    def fix(self) -> str:
+        """The fix of no finding in particular: names and ids are words in capitals."""
+        return self.fix_for({})
+
+    def fix_for(self, data: Mapping[str, Any]) -> str:
+        return _PLACEHOLDER.sub(partial(_fill, data), self.template)
+
+
+_PLACEHOLDER = re.compile(r"(=?)\{(\w+)(:sql)?\}")
+
+
+def _fill(data: Mapping[str, Any], found: re.Match[str]) -> str:
+    equals, name, is_sql = found.groups()
+    if data.get(name) is None:
+        return f"{equals}{name.upper()}"
+    value = ",".join(data[name]) if isinstance(data[name], list) else str(data[name])
+    if is_sql:
+        return "'" + value.replace("'", "''") + "'"
+    quoted = shlex.quote(value) if value.isprintable() else _quote_bytes(value)
+    # Otherwise it would be taken for an option.
+    return equals + ("-- " if value.startswith("-") and not equals else "") + quoted
+
+
+def _quote_bytes(text: str) -> str:
+    """Quote text with control characters, as bash and zsh read it: in a terminal they could change what is seen."""
+    plain = (
+        f"\\{character}"
+        if character in "'\\"
+        else character
+        if character.isprintable()
+        else "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogatepass"))
+        for character in text
+    )
+    return f"$'{''.join(plain)}'"
 
 
 _info = partial(FindingText, Severity.INFO)
@@ -106,7 +172,7 @@ class FindingCode(Enum):
     LISTEN_UNREACHABLE = _error("Correct the address, or remove `listen_url` until the firewall allows it.")
     POOLER_FOUND = _info("Nothing needs to be done.")
     NOTIFY_QUEUE_FILLING = _warning(
-        "End that session with `select pg_terminate_backend(pid)`, and do not LISTEN inside a long transaction."
+        "End that session with `select pg_terminate_backend({pid})`, and do not LISTEN inside a long transaction."
     )
     # -- clocks
     CLOCK_SKEW = _warning(
@@ -118,13 +184,13 @@ class FindingCode(Enum):
     )
     # -- vacuum
     LONG_TRANSACTION = _warning(
-        "End it with `select pg_terminate_backend(pid)`, and set `idle_in_transaction_session_timeout` for its role."
+        "End it with `select pg_terminate_backend({pid})`, and set `idle_in_transaction_session_timeout` for its role."
     )
     PREPARED_TRANSACTION = _warning(
-        "Run `commit prepared` or `rollback prepared` with its name, and find its transaction manager."
+        "Run `rollback prepared {gid:sql}` or `commit prepared {gid:sql}`, and find its transaction manager."
     )
     REPLICATION_SLOT_BEHIND = _warning(
-        "Bring its replica back, or drop it with `select pg_drop_replication_slot(name)`."
+        "Bring its replica back, or drop it with `select pg_drop_replication_slot({slot:sql})`."
     )
     SESSIONS_HIDDEN = _info("Grant the role `pg_monitor` to this user, or run the doctor as another user.")
     AUTOVACUUM_OFF = _error("Set `autovacuum = on`, and run `alter table … reset (autovacuum_enabled)`.")
@@ -134,82 +200,116 @@ class FindingCode(Enum):
     TABLE_BLOATED = _warning("At a quiet time, run `vacuum full` on it, which locks it, or pg_repack, which does not.")
     # -- tasks
     TASKS_ORPHANED = _error(
-        "Start a worker: as the maintenance leader it ends, retries or releases them within seconds. If one runs, look for `maintenance: could not` in its log."
+        "Start a worker: as the maintenance leader it ends, retries or releases them within seconds. If one runs, look for `maintenance: could not` in its log.",
+        TargetKind.TASK,
     )
     LEASES_EXPIRED = _error(
-        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
+        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+        TargetKind.TASK,
     )
     TASKS_OVERTIME = _error(
-        "Check whether their worker hangs, and restart it: the maintenance leader rescues its tasks."
+        "Check whether their worker hangs, and restart it: the maintenance leader rescues its tasks.", TargetKind.TASK
     )
     PROMOTION_LATE = _error(
-        "Start any worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
+        "Start any worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+        TargetKind.TASK,
     )
     EXPIRY_LATE = _error(  # noqa: PIE796 - the same
-        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader."
+        "Start a worker; if one runs, look for `maintenance: could not` in the log of the maintenance leader.",
+        TargetKind.TASK,
     )
-    CANCEL_IGNORED = _error("Check whether their worker hangs, and restart it; if it is gone, start another one.")
+    CANCEL_IGNORED = _error(
+        "Check whether their worker hangs, and restart it; if it is gone, start another one.", TargetKind.TASK
+    )
     WAITING_LONG = _warning(
-        "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy."
+        "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy.",
+        TargetKind.QUEUE,
     )
-    LAGGING = _warning("Add workers or processes for this queue, or raise its `max_concurrency`.")
+    LAGGING = _warning("Add workers or processes for this queue, or raise its `max_concurrency`.", TargetKind.QUEUE)
     QUEUE_BLOCKED = _error(
-        "Cancel the task that blocks it with `horsies tasks cancel ID`, and give it a `timeout_ms`; or add workers or processes."
+        "Cancel the task that blocks it with `horsies tasks cancel {task_id}`, and give it a `timeout_ms`; or add workers or processes.",
+        TargetKind.TASK,
     )
     TASK_RUNS_LONG = _warning(
-        "Give the task a `timeout_ms`. If it hangs, cancel it with `horsies tasks cancel ID`; `py-spy dump` shows where it is."
+        "Give the task a `timeout_ms`. If it hangs, cancel it with `horsies tasks cancel {task_id}`; `py-spy dump` shows where it is.",
+        TargetKind.TASK,
     )
-    CHILDREN_CRASHING = _error(
-        "Look for the reason in the logs of the workers (out of memory, a crash in native code), and cancel the task until it is fixed."
+    CHILDREN_CRASHING = _warning(
+        "Look for the reason in the logs of the workers (out of memory, a crash in native code). Until it is fixed, end those that wait with `horsies tasks cancel --task={task_name}`.",
+        TargetKind.TASK,
     )
-    QUEUE_UNSERVED = _error("Start a worker that serves it (`--queues`), or correct the name in the producer.")
-    QUEUE_PAUSED = _warning("Resume it with `horsies queues resume NAME` when the reason for the pause is gone.")
-    TASKS_UNKNOWN = _error(
-        "Deploy the release that has them, name their module in `app.discover_tasks([...])`, or give the task that replaced them `aliases=[...]`; or cancel them."
+    QUEUE_UNSERVED = _error(
+        "Start a worker that serves it with `horsies worker {app} --queues={queue}`, or correct the name in the producer.",
+        TargetKind.QUEUE,
     )
-    TASKS_CHANGED = _error(
-        "Deploy the workers of that release, or give new parameters a default and keep old ones; or cancel them."
+    QUEUE_PAUSED = _warning(
+        "Resume it with `horsies queues resume {queue}` when the reason for the pause is gone.", TargetKind.QUEUE
+    )
+    TASKS_UNKNOWN = _info(
+        "Deploy the release that has them, name their module in `app.discover_tasks([...])`, or give the task that replaced them `aliases=[...]`; or cancel them with `horsies tasks cancel --task={task_name}`.",
+        TargetKind.TASK_NAME,
+    )
+    TASKS_CHANGED = _info(
+        "Deploy the workers of that release, or give new parameters a default and keep old ones; or cancel them with `horsies tasks cancel --task={task_name}`.",
+        TargetKind.TASK_NAME,
     )
     SCHEDULES_UNSERVED = _error(
-        "Start `horsies scheduler APP` or a worker with `--scheduler`; if one runs, read its log."
+        "Start `horsies scheduler {app}` or a worker with `--scheduler`; if one runs, read its log.",
+        TargetKind.SCHEDULE,
     )
     SCHEDULE_FAILING = _warning(
-        "Read the errors of its runs with `horsies schedules show NAME`; correct the task, or pause the schedule."
+        "Read the errors of its runs with `horsies schedules show {schedule}` and correct the task, or pause it with `horsies schedules pause {schedule}`.",
+        TargetKind.SCHEDULE,
     )
     SCHEDULES_WITHOUT_APP = _warning(
-        "Start the scheduler of the app that declares them; if there is none, run `horsies schedules pause NAME`."
+        "Start the scheduler of the app that declares it; if there is none, run `horsies schedules pause {schedule}`.",
+        TargetKind.SCHEDULE,
     )
     SCHEDULE_CLASH = _error(
         "Rename the schedule in one of the apps, or remove the one that was created at run time. If both are the same app, set the same "
-        "`AppConfig(name=…)` for both."
+        "`AppConfig(name=…)` for both.",
+        TargetKind.SCHEDULE,
     )
-    CAP_EXCEEDED = _error("Deploy the same configuration to all workers.")
+    CAP_EXCEEDED = _error("Deploy the same configuration to all workers.", TargetKind.QUEUE)
     # -- workers
-    NO_WORKERS = _info("Start one with `horsies worker APP`.")
+    NO_WORKERS = _info("Start one with `horsies worker {app}`.")
     DEAD_WORKERS = _warning(
-        "Find out why they ended: the log of their machine (out of memory, a restart), or `docker inspect` and `kubectl describe`."
+        "Find out why they ended: the log of their machine (out of memory, a restart), or `docker inspect` and `kubectl describe`.",
+        TargetKind.WORKER,
     )
     STALE_WORKERS = _error(
-        "Check whether they run and reach the database. Start a worker: as the maintenance leader it removes those that do not."
+        "Check whether they run and reach the database. Start a worker: as the maintenance leader it removes those that do not.",
+        TargetKind.WORKER,
     )
     LEADER_MISSING = _error("Look for `maintenance: could not` in the workers' logs, and restart one of them.")
     WORKER_VERSIONS_DIFFER = _warning("Finish the deployment; restart the workers of the older version.")
     RECYCLING_DOMINATES = _warning(
-        "Run the worker with `--start-method fork`, or a larger `--max-tasks-per-child` or `--max-memory-per-child-mb`; or import less."
+        "Run the worker with `--start-method fork`, or a larger `--max-tasks-per-child` or `--max-memory-per-child-mb`; or import less.",
+        TargetKind.WORKER,
     )
-    QUEUE_WITHOUT_WORKER = _warning("Start a worker that serves it, or remove it from the app.")
-    QUEUE_UNKNOWN = _warning("Deploy the same app to all workers, or give the other one a schema of its own.")
+    QUEUE_WITHOUT_WORKER = _warning(
+        "Start a worker that serves it with `horsies worker {app} --queues={queues}`, or remove it from the app.",
+        TargetKind.QUEUE,
+    )
+    QUEUE_UNKNOWN = _warning(
+        "Deploy the same app to all workers, or give the other one a schema of its own.", TargetKind.QUEUE
+    )
     TASK_NAME_CLASH = _warning(
-        "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own."
+        "Rename the task in one of the apps, or give each app queues, or a `schema`, of its own.", TargetKind.TASK_NAME
     )
-    APPS_MIXED = _warning("Give each app queues, or a `schema`, of its own.")
+    APPS_MIXED = _warning("Give each app queues, or a `schema`, of its own.", TargetKind.QUEUE)
     # -- workflows
     WORKFLOW_PAUSED_BY_ERROR = _warning(
-        "Correct the cause; then `horsies workflows retry ID` runs the failed node again, and `horsies workflows resume ID` goes on without it."
+        "Correct the cause; then `horsies workflows retry {workflow_id}` runs the failed node again, and `horsies workflows resume {workflow_id}` goes on without it.",
+        TargetKind.WORKFLOW,
     )
-    WORKFLOW_PAUSED = _info("Continue it with `horsies workflows resume ID` when the reason for the pause is gone.")
+    WORKFLOW_PAUSED = _info(
+        "Continue it with `horsies workflows resume {workflow_id}` when the reason for the pause is gone.",
+        TargetKind.WORKFLOW,
+    )
     WORKFLOWS_STUCK = _error(
-        "Start a worker: as the maintenance leader it continues them. If one runs, report it with the output of `horsies workflows show ID`."
+        "Start a worker: as the maintenance leader it continues them. If one runs, report it with the output of `horsies workflows show {workflow_id}`.",
+        TargetKind.WORKFLOW,
     )
 
     def __str__(self) -> str:
@@ -226,13 +326,25 @@ class Finding:
     at_least: Severity = Severity.OK
     """Makes this finding more severe than others of its code."""
 
+    def __post_init__(self) -> None:
+        """Escape control characters of names and messages: in a terminal they could change what is seen."""
+        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.seen)
+        object.__setattr__(self, "seen", shown)
+
     @property
     def severity(self) -> Severity:
         return max(self.code.value.severity, self.at_least)
 
     @property
     def fix(self) -> str:
-        return self.code.value.fix
+        """What to do, with the names and ids of this finding. They are quoted for a shell."""
+        return self.code.value.fix_for(self.data)
+
+    @property
+    def target(self) -> Target | None:
+        """What it is about: the first or the worst, if there are several."""
+        kind = self.code.value.target
+        return Target(kind, str(self.data[kind.key])) if kind and self.data.get(kind.key) is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +362,7 @@ class CheckContext:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     queues: Sequence[CustomQueueConfig] | None = None
     check_timeout_s: float = 5.0
+    quick_timeout_s: float = 1.0
     pooler_checks: int = 10
     max_wait_s: float = 600.0
     max_lag_s: float = 60.0
@@ -257,6 +370,8 @@ class CheckContext:
     blocked_after_s: float = 10.0
     blocking_after_s: float = 30.0
     max_since_crash_s: float = 3600.0
+    max_unknown_s: float = 60.0
+    max_deploy_s: float = 600.0
     max_transaction_s: float = 600.0
     stuck_after_s: float = 60.0
     max_skew_s: float = 2.0

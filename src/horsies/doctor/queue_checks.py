@@ -2,9 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
+from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.validation import format_duration
 from horsies.model.worker_config import RECYCLING_DOMINATES
 from horsies.schedules.control import first_line, get_failing_schedules
@@ -17,6 +20,8 @@ MAX_PAUSED = 20
 MAX_NAMED = 3  # in the text of a finding
 MAX_LISTED = 10  # in its data
 ELECTION_S = 10.0  # by then a worker that has just started, or the next candidate, has taken the maintenance lease
+STATISTICS_LATE_S = 180.0  # the maintenance leader writes the statistics of a minute within two minutes
+WORKER_CRASHED = OperationalErrorCode.WORKER_CRASHED.value
 SLOT_OVERDUE_S = 60.0  # by then any running scheduler has handled the slot
 
 SQL = load(__file__)
@@ -39,11 +44,14 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
     findings: list[Finding] = []
     for code, tasks in zip(queries, results, strict=True):
         if tasks:
-            longest_s = max(seconds or 0.0 for _, _, seconds in tasks)
+            longest, _, longest_s = max(tasks, key=lambda row: row[2] or 0.0)
             count = f"{LIMIT} or more" if len(tasks) == LIMIT else f"{len(tasks)}"
             named = _enumerate([f"{task_id} ({name})" for task_id, name, _ in tasks])
-            seen = f"{count} task{'' if len(tasks) == 1 else 's'}: {named}; for up to {format_duration(longest_s)}"
-            data = {"count": len(tasks), "task_ids": [row[0] for row in tasks[:MAX_LISTED]], "seconds": longest_s}
+            seen = (
+                f"{count} task{'' if len(tasks) == 1 else 's'}: {named}; for up to {format_duration(longest_s or 0.0)}"
+            )
+            ids = [row[0] for row in tasks[:MAX_LISTED]]
+            data = {"task_id": longest, "count": len(tasks), "task_ids": ids, "seconds": longest_s or 0.0}
             findings.append(Finding(code, seen, data))
     return findings
 
@@ -78,7 +86,7 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
         task_id, task_name, _, _, since, seconds, *_ = blocker
         seen = (
             f"queue {name!r} is blocked by {count} tasks that do not end: {task_name} ({task_id}) has been running "
-            f"{_on_worker(blocker)} since {since:%Y-%m-%d %H:%M:%S%z}, for {format_duration(seconds)}; "
+            f"{_on_worker(blocker)} since {_clock(since)}, for {format_duration(seconds)}; "
             f"others wait for {format_duration(waits_s[name])}"
         )
         data = {
@@ -91,9 +99,16 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
         findings.append(Finding(FindingCode.QUEUE_BLOCKED, seen, data))
     # A task whose worker is gone is another fault.
     if long := [row for row in running if row[5] > context.max_run_s and not row[6] and row[7] is not None]:
-        named = _enumerate([f"{row[1]} ({row[0]}) {_on_worker(row)} for {format_duration(row[5])}" for row in long])
-        seen = f"{len(long)} task{'' if len(long) == 1 else 's'} without a time limit: {named}"
-        data = {"count": len(long), "task_ids": [row[0] for row in long[:MAX_LISTED]], "seconds": long[0][5]}
+        named = _enumerate(
+            [
+                f"{row[1]} ({row[0]}) {_on_worker(row)} since {_clock(row[4])}, for {format_duration(row[5])}"
+                for row in long
+            ],
+            "; ",
+        )
+        seen = f"{len(long)} task{' runs' if len(long) == 1 else 's run'} long without a time limit: {named}"
+        ids = [row[0] for row in long[:MAX_LISTED]]
+        data = {"task_id": ids[0], "task_name": long[0][1], "count": len(long), "task_ids": ids, "seconds": long[0][5]}
         findings.append(Finding(FindingCode.TASK_RUNS_LONG, seen, data))
     return findings
 
@@ -129,9 +144,9 @@ def _waiting_findings(
         return
     count = f"{queue.waiting} or more" if queue.more_waiting else f"{queue.waiting}"
     seen = f"{count} tasks wait in queue {queue.name!r}, the oldest for {format_duration(oldest_s)}"
-    data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting}
+    data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting, **_app(context)}
     if queue.paused_at is not None:
-        paused = f"{seen}; it has been paused since {queue.paused_at:%Y-%m-%d %H:%M:%S%z}"
+        paused = f"{seen}; it has been paused since {_clock(queue.paused_at)}"
         yield Finding(FindingCode.QUEUE_PAUSED, paused, data)
     if not is_served and oldest_s > context.stuck_after_s:
         yield Finding(FindingCode.QUEUE_UNSERVED, seen, data)
@@ -145,22 +160,41 @@ def check_crashes(context: CheckContext) -> Op[list[Finding]]:
     """Find tasks that kill the children that run them."""
     crashes = yield from rows(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
     findings: list[Finding] = []
-    for name, deaths, live, ended, example in crashes:
-        seen = f"{deaths} child processes died with task {name!r}: {live} live tasks, {ended} that failed in the last {format_duration(context.max_since_crash_s)}; for example {example}"
-        data = {"task_name": name, "deaths": deaths, "live": live, "failed": ended, "task_id": example}
-        findings.append(Finding(FindingCode.CHILDREN_CRASHING, seen, data))
+    for name, deaths, live, ended, example, message, at, worker, host in crashes:
+        last = f"; the last, at {at} on {host or 'worker ' + str(worker)}: {first_line(message)}" if at else ""
+        seen = (
+            f"task {name!r} has killed {deaths} child process{'' if deaths == 1 else 'es'}: {live} of these tasks live, {ended} failed with "
+            f"{WORKER_CRASHED} in the last {format_duration(context.max_since_crash_s)}, for example {example}{last}"
+        )
+        data = {
+            "task_name": name,
+            "task_id": example,
+            "error_code": WORKER_CRASHED,
+            "deaths": deaths,
+            "live": live,
+            "failed": ended,
+            "message": first_line(message),
+            "worker_id": worker,
+            "last_at": at,
+        }
+        severity = Severity.ERROR if deaths > 1 else Severity.WARNING
+        findings.append(Finding(FindingCode.CHILDREN_CRASHING, seen, data, severity))
     return findings
 
 
-def check_unknown(_context: CheckContext) -> Op[list[Finding]]:
-    """Find tasks that wait for a worker that can run them."""
+def check_unknown(context: CheckContext) -> Op[list[Finding]]:
+    """Find tasks that wait for a worker that can run them. In the first minute a deployment may be under way."""
+    unknown, ((now,),) = (yield from list_unknown_tasks(LIMIT)), (yield from rows(SQL["get_now"]()))
     findings: list[Finding] = []
-    for tasks in (yield from list_unknown_tasks(LIMIT)):
+    for tasks in unknown:
         count = f"{tasks.count} or more" if tasks.count >= LIMIT else f"{tasks.count}"
-        seen = f"{count} tasks named {tasks.task_name!r} wait since {tasks.since:%Y-%m-%d %H:%M:%S%z}"
+        reason = "can read their arguments" if tasks.is_refused else "knows this task"
+        one = tasks.count == 1
+        seen = f"{count} task{'' if one else 's'} named {tasks.task_name!r} wait{'s' if one else ''} since {_clock(tasks.since)}: no live worker {reason}"
         data = {"task_name": tasks.task_name, "count": tasks.count, "since": tasks.since.isoformat()}
         code = FindingCode.TASKS_CHANGED if tasks.is_refused else FindingCode.TASKS_UNKNOWN
-        findings.append(Finding(code, seen, data))
+        is_long = (now - tasks.since).total_seconds() > context.max_unknown_s
+        findings.append(Finding(code, seen, data, Severity.ERROR if is_long else Severity.INFO))
     return findings
 
 
@@ -187,9 +221,10 @@ def check_caps(context: CheckContext) -> Op[list[Finding]]:
 
 def check_workers(context: CheckContext) -> Op[list[Finding]]:
     """Check whether workers are live, one of them is the maintenance leader, and they agree with each other and the app."""
-    workers, lags, clashes, mixed = yield from execute(
+    workers, lags, minutes, clashes, mixed = yield from execute(
         SQL["get_workers"](),
         SQL["get_maintenance_lag"](),
+        SQL["get_minutes_lag"](),
         SQL["get_task_clashes"](stale_after_s=context.stale_after_s),
         SQL["get_mixed_queues"](stale_s=context.stale_after_s),
     )
@@ -199,27 +234,31 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
     if stale:
         named = _enumerate([f"{host} pid {pid} ({format_duration(age_s)})" for _, host, pid, _, _, age_s, *_ in stale])
         seen = f"{len(stale)} workers send no heartbeats: {named}"
-        findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_ids": [row[0] for row in stale]}))
+        ids = [row[0] for row in stale]
+        findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_id": ids[0], "worker_ids": ids}))
     if not live:
-        ((has_waiting,),) = yield from rows(SQL["has_waiting_tasks"]())
-        seen = "no worker is live, and tasks wait" if has_waiting else "no worker is live"
-        data, severity = {"tasks_wait": has_waiting}, Severity.ERROR if has_waiting else Severity.INFO
-        return [*findings, Finding(FindingCode.NO_WORKERS, seen, data, severity)]
-    findings += [*_leader_findings(live, lags), *_version_findings(live), *_queue_findings(context, live)]
+        return [*findings, (yield from _find_what_waits(context))]
+    findings += [
+        *_leader_findings(live, lags, minutes),
+        *_version_findings(context, live),
+        *_queue_findings(context, live),
+    ]
     if costly := [row for row in live if (row[8] or 0.0) >= RECYCLING_DOMINATES]:
         named = _enumerate([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
         seen = f"{len(costly)} workers spend much of their children's time on starting them: {named}"
-        data = {"worker_ids": [row[0] for row in costly], "share": max(row[8] for row in costly)}
+        costly.sort(key=lambda row: -row[8])
+        ids = [row[0] for row in costly]
+        data = {"worker_id": ids[0], "worker_ids": ids, "share": costly[0][8]}
         findings.append(Finding(FindingCode.RECYCLING_DOMINATES, seen, data))
     if clashes:
         named = _enumerate([f"{name} (of apps {', '.join(apps)})" for name, apps in clashes])
         seen = f"{len(clashes)} task names are in more than one app: {named}"
-        data = {"tasks": {name: list(apps) for name, apps in clashes}}
+        data = {"task_name": clashes[0][0], "tasks": {name: list(apps) for name, apps in clashes}}
         findings.append(Finding(FindingCode.TASK_NAME_CLASH, seen, data))
     if mixed and not clashes:
         named = _enumerate([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
         seen = f"workers of different apps serve {len(mixed)} queue{'' if len(mixed) == 1 else 's'}: {named}"
-        data = {"queues": {queue: list(apps) for queue, apps in mixed}}
+        data = {"queue": mixed[0][0], "queues": {queue: list(apps) for queue, apps in mixed}}
         findings.append(Finding(FindingCode.APPS_MIXED, seen, data))
     return findings
 
@@ -230,17 +269,30 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
     if not dead:
         return []
     named = _enumerate(
-        [f"{host} pid {pid} at {at:%H:%M:%S%z} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
+        [f"{host} pid {pid} at {_clock(at)} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
     )
     seen = f"{len(dead)} workers died in the last {format_duration(context.max_since_crash_s)}: {named}"
-    data = {"worker_ids": [row[0] for row in dead], "task_ids": [task for row in dead for task in row[7]][:MAX_LISTED]}
+    ids, tasks = [row[0] for row in dead], [task for row in dead for task in row[7]]
+    data = {"worker_id": ids[0], "worker_ids": ids, "task_ids": tasks[:MAX_LISTED]}
     return [Finding(FindingCode.DEAD_WORKERS, seen, data)]
 
 
-def _leader_findings(live: Sequence[Row], lags: Sequence[Row]) -> Iterator[Finding]:
+def _find_what_waits(context: CheckContext) -> Op[Finding]:
+    waiting = [queue for queue in (yield from list_queues(LIMIT)) if queue.oldest_waiting_s is not None]
+    queues = {queue.name: queue.oldest_waiting_s for queue in waiting}
+    data = {"tasks_wait": bool(queues), "queues": list(queues), **_app(context)}
+    if not queues:
+        return Finding(FindingCode.NO_WORKERS, "no worker is live", data)
+    named = _enumerate([f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in queues.items()])
+    seen = f"no worker is live, and tasks wait in queue{'' if len(queues) == 1 else 's'} {named}"
+    return Finding(FindingCode.NO_WORKERS, seen, data, Severity.ERROR)
+
+
+def _leader_findings(live: Sequence[Row], lags: Sequence[Row], minutes: Sequence[Row]) -> Iterator[Finding]:
     if max(row[6] for row in live) <= ELECTION_S:
         return  # all of them have just started
-    if not lags:
+    # A leader that leaves gives its lease up, and the next one takes it a second later: not a fault if the statistics were written lately.
+    if not lags and not any(lag_s < STATISTICS_LATE_S for (lag_s,) in minutes):
         seen = f"{len(live)} workers are live, and none of them holds the maintenance lease"
         yield Finding(FindingCode.LEADER_MISSING, seen)
     for (expired_s,) in lags:
@@ -248,9 +300,14 @@ def _leader_findings(live: Sequence[Row], lags: Sequence[Row]) -> Iterator[Findi
             yield Finding(FindingCode.LEADER_MISSING, f"the maintenance lease expired {format_duration(expired_s)} ago")
 
 
-def _version_findings(live: Sequence[Row]) -> Iterator[Finding]:
+def _is_deploying(context: CheckContext, live: Sequence[Row]) -> bool:
+    """Whether some workers started a short time ago, and some did not: one release may be replacing another."""
+    return min(row[6] for row in live) < context.max_deploy_s < max(row[6] for row in live)
+
+
+def _version_findings(context: CheckContext, live: Sequence[Row]) -> Iterator[Finding]:
     versions = sorted({row[4] for row in live})
-    if len(versions) > 1:
+    if len(versions) > 1 and not _is_deploying(context, live):
         counts = {version: sum(row[4] == version for row in live) for version in versions}
         words = ", ".join(f"{count} of {version}" for version, count in counts.items())
         yield Finding(FindingCode.WORKER_VERSIONS_DIFFER, f"workers are live: {words}", {"workers": counts})
@@ -262,10 +319,12 @@ def _queue_findings(context: CheckContext, live: Sequence[Row]) -> Iterator[Find
     declared, served = {queue.name for queue in context.queues}, {queue for row in live for queue in row[3]}
     if unserved := sorted(declared - served):
         seen = f"no worker serves {', '.join(unserved)}"
-        yield Finding(FindingCode.QUEUE_WITHOUT_WORKER, seen, {"queues": unserved})
+        data = {"queue": unserved[0], "queues": unserved, **_app(context)}
+        yield Finding(FindingCode.QUEUE_WITHOUT_WORKER, seen, data)
     served_for_app = {queue for row in live if row[7] in (None, context.app, context.locator) for queue in row[3]}
-    if unknown := sorted(served_for_app - declared):
-        yield Finding(FindingCode.QUEUE_UNKNOWN, f"workers serve {', '.join(unknown)}", {"queues": unknown})
+    if (unknown := sorted(served_for_app - declared)) and not _is_deploying(context, live):
+        data = {"queue": unknown[0], "queues": unknown}
+        yield Finding(FindingCode.QUEUE_UNKNOWN, f"workers serve {', '.join(unknown)}", data)
 
 
 # -- workflows
@@ -285,36 +344,39 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
         return []
     roots = sorted({stuck.root_id for stuck in still})
     named = _enumerate([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
-    data = {"count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
+    data = {"workflow_id": roots[0], "count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
     return [Finding(FindingCode.WORKFLOWS_STUCK, f"{len(roots)} workflows: {named}", data)]
 
 
 def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:
-    """Find paused workflows, and the failed node if that is the reason."""
+    """Find paused workflows, and the failed node if that is the reason: one finding for those that failed alike."""
     paused = yield from rows(SQL["get_paused_workflows"](limit=MAX_PAUSED))
+    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    others: list[Row] = []
+    for row in paused:
+        root, name, node, task, code, message, _ = row
+        if node is None:
+            others.append(row)
+        else:
+            reason = ": ".join(words for words in (code, first_line(message)) if words) or f"task {task} failed"
+            groups.setdefault((name, node, code, reason), []).append(row)
     findings: list[Finding] = []
-    if failed := [row for row in paused if row[2] is not None]:
-        named = _enumerate(
-            [
-                f"{name} ({root}) by node {node!r}: {first_line(error) or task}"
-                for root, name, node, task, error in failed
-            ],
-            "; ",
-        )
-        seen = f"{_count(failed)} paused because a node failed: {named}"
-        nodes = {root: node for root, _, node, *_ in failed}
-        data = {"count": len(failed), "workflow_ids": list(nodes)[:MAX_LISTED], "nodes": nodes}
-        findings.append(Finding(FindingCode.WORKFLOW_PAUSED_BY_ERROR, seen, data))
-    if others := [row for row in paused if row[2] is None]:
-        seen = f"{_count(others)} paused: {_enumerate([f'{name} ({root})' for root, name, *_ in others])}"
-        data = {"count": len(others), "workflow_ids": [row[0] for row in others[:MAX_LISTED]]}
+    for (name, node, code, reason), alike in groups.items():
+        root, since = alike[0][0], alike[0][6]
+        more = f"; {len(alike) - 1} more of its runs likewise" if len(alike) > 1 else ""
+        at = f" since {_clock(since)}" if since else ""
+        seen = f"workflow {name!r} ({root}) has been paused{at} because node {node!r} failed: {reason}{more}"
+        ids = [row[0] for row in alike]
+        data = {"workflow_id": root, "workflow": name, "node": node, "error_code": code, "count": len(ids)}
+        findings.append(Finding(FindingCode.WORKFLOW_PAUSED_BY_ERROR, seen, {**data, "workflow_ids": ids[:MAX_LISTED]}))
+    if others:
+        count = f"{MAX_PAUSED} or more" if len(others) == MAX_PAUSED else f"{len(others)}"
+        named = _enumerate([f"{name} ({root})" for root, name, *_ in others])
+        seen = f"{count} workflow{' is' if len(others) == 1 else 's are'} paused: {named}"
+        ids = [row[0] for row in others]
+        data = {"workflow_id": ids[0], "count": len(ids), "workflow_ids": ids[:MAX_LISTED]}
         findings.append(Finding(FindingCode.WORKFLOW_PAUSED, seen, data))
     return findings
-
-
-def _count(runs: Sequence[Row]) -> str:
-    count = f"{MAX_PAUSED} or more" if len(runs) == MAX_PAUSED else f"{len(runs)}"
-    return f"{count} workflow{' is' if len(runs) == 1 else 's are'}"
 
 
 # -- schedules
@@ -332,7 +394,7 @@ def check_failing_schedules(_context: CheckContext) -> Op[list[Finding]]:
     return findings
 
 
-def check_schedules(_context: CheckContext) -> Op[list[Finding]]:
+def check_schedules(context: CheckContext) -> Op[list[Finding]]:
     """Check whether a scheduler serves the schedules, and whether each belongs to an app."""
     overdue, unowned = yield from execute(
         SQL["get_overdue_schedules"](overdue_s=SLOT_OVERDUE_S), SQL["get_unowned_schedules"]()
@@ -341,11 +403,13 @@ def check_schedules(_context: CheckContext) -> Op[list[Finding]]:
     if overdue:
         named = _enumerate([f"{name} ({format_duration(late_s)})" for name, late_s in overdue])
         seen = f"slots of {len(overdue)} schedules are overdue: {named}"
-        findings.append(Finding(FindingCode.SCHEDULES_UNSERVED, seen, {"schedules": [name for name, _ in overdue]}))
+        names = [name for name, _ in overdue]
+        data = {"schedule": names[0], "schedules": names, **_app(context)}
+        findings.append(Finding(FindingCode.SCHEDULES_UNSERVED, seen, data))
     if unowned:
         names = [name for (name,) in unowned]
         seen = f"{len(names)} schedules belong to no app: {_enumerate(names)}"
-        findings.append(Finding(FindingCode.SCHEDULES_WITHOUT_APP, seen, {"schedules": names}))
+        findings.append(Finding(FindingCode.SCHEDULES_WITHOUT_APP, seen, {"schedule": names[0], "schedules": names}))
     return findings
 
 
@@ -361,7 +425,17 @@ def check_owners(context: CheckContext) -> Op[list[Finding]]:
         [f"{name} ({'created at run time' if app is None else f'of app {app}'})" for name, app in clashes]
     )
     seen = f"{len(clashes)} schedules that app {context.app} declares are not in force, because others have their names: {named}"
-    return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedules": dict(clashes)})]
+    return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedule": clashes[0][0], "schedules": dict(clashes)})]
+
+
+def _app(context: CheckContext) -> dict[str, Any]:
+    """The app, for commands that start something."""
+    return {} if context.locator is None else {"app": context.locator}
+
+
+def _clock(moment: datetime) -> str:
+    """In the zone of the database session, like all times of findings."""
+    return f"{moment:%Y-%m-%d %H:%M:%S%z}"
 
 
 def _enumerate(names: Sequence[str], separator: str = ", ") -> str:

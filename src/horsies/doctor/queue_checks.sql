@@ -1,3 +1,7 @@
+-- fragment: error_message
+-- Found in the text, because JSON with \u0000 cannot be parsed here; so it still has the escapes of JSON.
+left(substring(left(item.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
+
 -- name: get_orphans
 -- Orphans that the maintenance leader, which checks every second, should have rescued long ago. A hand-written row may have no claim time,
 -- and the difference of now and an infinite time is undefined before PostgreSQL 17.
@@ -136,35 +140,64 @@ live as (
     )
 ),
 crash as (
-    select
-        live.id, live.task_name, true as is_live,
-        live.child_deaths + (
-            select count(*)
-            from unnest(live.failed_attempts) as attempt
-            where left(attempt::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
-        ) as deaths
+    select live.id, live.task_name, true as is_live, attempt.deaths, attempt.message, attempt.at, attempt.worker
     from live
+    cross join lateral (
+        select
+            -- Of a worker that died with several tasks, any may be the cause; a task that was there twice is suspect. A child that died before
+            -- a task started, once, died of another one.
+            count(*) filter (where not of_worker)
+                + case when count(*) filter (where of_worker) > 1 then count(*) filter (where of_worker) else 0 end
+                + case when live.child_deaths > 1 then live.child_deaths else 0 end as deaths,
+            (array_agg(each.message order by each.number desc))[1] as message,
+            (array_agg(substring(each.tail from '"ended_at" : "([^"]+)"') order by each.number desc))[1] as at,
+            (array_agg(substring(each.tail from '"worker" : "([0-9a-f-]{36})"') order by each.number desc))[1] as worker
+        from (
+            select parts.*, parts.message like 'worker %% died while it ran this task%' as of_worker
+            from (
+                select number, {error_message} as message, right(item.error::text, 400) as tail
+                from unnest(live.failed_attempts) with ordinality as item (error, number)
+                where left(item.error::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
+            ) as parts
+        ) as each
+    ) as attempt
     union all
-    select newest.id, newest.task_name, false, 1
+    select newest.id, newest.task_name, false, 1, newest.message, to_json(newest.finished_at) #>> '{}', newest.claimed_by::text
     from (
-        select id, task_name, error_code
-        from {schema}.finished
-        where status = 'FAILED'
-        and finished_at > now() - %(since_s)s::float * interval '1 s'
-        and finished_at at time zone 'UTC' > (now() - %(since_s)s::float * interval '1 s') at time zone 'UTC'
-        order by finished_at at time zone 'UTC' desc
+        select
+            item.id, item.task_name, item.error_code, item.finished_at, item.claimed_by,
+            case when item.error_code = 'WORKER_CRASHED' then {error_message} end as message
+        from {schema}.finished as item
+        where item.status = 'FAILED'
+        and item.finished_at > now() - %(since_s)s::float * interval '1 s'
+        and item.finished_at at time zone 'UTC' > (now() - %(since_s)s::float * interval '1 s') at time zone 'UTC'
+        order by item.finished_at at time zone 'UTC' desc
         limit %(limit)s::integer
     ) as newest
     where newest.error_code = 'WORKER_CRASHED'
+    and newest.message not like 'worker %% died while it ran this task%'
+),
+crashes as (
+    select
+        task_name, sum(deaths)::integer as deaths, count(*) filter (where is_live) as live, count(*) filter (where not is_live) as ended,
+        (array_agg(id::text order by is_live desc, deaths desc))[1] as example,
+        (array_agg(message order by at desc nulls last))[1] as message,
+        max(at) as at,
+        (array_agg(worker order by at desc nulls last))[1] as worker
+    from crash
+    where deaths > 0
+    group by task_name
+    order by sum(deaths) desc, task_name
+    limit 100
 )
 select
-    task_name, sum(deaths)::integer, count(*) filter (where is_live), count(*) filter (where not is_live),
-    (array_agg(id::text order by is_live desc, deaths desc))[1]
-from crash
-where deaths > 0
-group by task_name
-order by sum(deaths) desc, task_name
-limit 100;
+    crashes.*,
+    coalesce(
+        (select hostname || ' pid ' || pid from {schema}.workers where workers.id::text = crashes.worker),
+        (select hostname || ' pid ' || pid from {schema}.dead_workers where dead_workers.id::text = crashes.worker)
+    )
+from crashes
+order by deaths desc, task_name;
 
 -- name: get_mixed_queues
 -- Queues that living workers of different apps serve.
@@ -188,15 +221,16 @@ where found_at > now() - %(since_s)s::float * interval '1 s'
 order by found_at desc
 limit 100;
 
--- name: has_waiting_tasks
--- A task that is ready is due.
-select exists (select from {schema}.tasks where status = 'PENDING' and ready limit 1);
+-- name: get_now
+select statement_timestamp();
 
 -- name: get_paused_workflows
 -- The newest first, with the last node that has failed if failures pause it.
 select
     run.root_id::text, run.name, node.node_id, node.task_name,
-    left(substring(left(node.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
+    left(substring(left(node.error::text, 4000) from '"error_code"\s*:\s*"((?:[^"\\]|\\.)*)'), 200),
+    left(substring(left(node.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000),
+    case when isfinite(node.finished_at) then node.finished_at end
 from (
     select id, root_id, name, on_error
     from {schema}.workflows
@@ -205,7 +239,7 @@ from (
     limit %(limit)s::integer
 ) as run
 left join lateral (
-    select nodes.node_id, nodes.task_name, nodes.error
+    select nodes.node_id, nodes.task_name, nodes.error, nodes.finished_at
     from {schema}.nodes
     where nodes.workflow_id = run.id
     and nodes.status = 'FAILED'
@@ -235,6 +269,11 @@ limit 10000;
 -- How long ago the lease of the maintenance leader ran out; negative while it holds.
 select extract(epoch from now() - expires_at)::float
 from {schema}.maintenance_lease;
+
+-- name: get_minutes_lag
+-- How old the statistics are that the maintenance leader wrote last.
+select extract(epoch from now() - minute)::float
+from {schema}.minutes_until;
 
 -- name: get_task_clashes
 -- Task names that living workers of different apps know, where their queues overlap: on other queues neither app gets a task of the other.

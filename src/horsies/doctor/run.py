@@ -21,6 +21,7 @@ SQL = load(__file__)
 
 _NOT_PERMITTED: Final = "42501"  # insufficient_privilege
 _TIMED_OUT: Final = frozenset({"57014", "55P03"})  # query_canceled, lock_not_available
+_FAILURES: Final = frozenset({FindingCode.CHECK_NOT_PERMITTED, FindingCode.CHECK_TIMED_OUT, FindingCode.CHECK_FAILED})
 _UNDEFINED: Final = frozenset({"42P01", "42703", "42883", "3F000"})  # undefined table, column, function, schema
 
 
@@ -119,7 +120,7 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
-        return [finding for check in self.checks for finding in check.findings or ()]
+        return merge_failures([finding for check in self.checks for finding in check.findings or ()])
 
     @property
     def severity(self) -> Severity:
@@ -161,26 +162,45 @@ def run_doctor(
 
 
 def run_quick_checks(context: CheckContext) -> Op[list[Finding]]:
-    """Run the checks of `QUICK` together, in a few round trips. One that fails or is not permitted becomes a finding."""
+    """Run the checks of `QUICK` together, in a few round trips, and return their findings, the worst first.
+
+    A check that fails, times out or is not permitted becomes a finding; then the others run one by one.
+    """
+    limits = SQL["set_check_timeouts"](timeout_ms=f"{round(context.quick_timeout_s * 1000)}")
     try:
-        results = yield from _run_together([check.verb(context) for check in QUICK])
+        results = yield from _run_together(limits, [check.verb(context) for check in QUICK])
     except DriverError as error:
         if classify(error) is ErrorKind.CONNECTION_LOST:
             raise
         results = list[list[Finding]]()
         for check in QUICK:
             try:
-                results.append((yield from check.verb(context)))
+                results += yield from _run_together(limits, [check.verb(context)])
             except DriverError as own_error:
                 if classify(own_error) is ErrorKind.CONNECTION_LOST:
                     raise
                 results.append(_error_findings(check, own_error, Report()) or [])
     findings = [finding for each in results for finding in each]
-    return sorted(findings, key=lambda finding: -finding.severity)
+    return sorted(merge_failures(findings), key=lambda finding: -finding.severity)
 
 
-def _run_together(ops: Sequence[Op[list[Finding]]]) -> Op[list[list[Finding]]]:
-    """Run operations side by side: in each round trip the next statements of all of them."""
+def merge_failures(findings: Sequence[Finding]) -> list[Finding]:
+    """Say in one finding of each kind which checks were not permitted, timed out or failed."""
+    merged: dict[FindingCode, list[Finding]] = {}
+    for finding in findings:
+        if finding.code in _FAILURES:
+            merged.setdefault(finding.code, []).append(finding)
+    return [
+        *(finding for finding in findings if finding.code not in _FAILURES),
+        *(
+            Finding(code, "; ".join(each.seen for each in same), {"checks": [each.data["check"] for each in same]})
+            for code, same in merged.items()
+        ),
+    ]
+
+
+def _run_together(limits: Query, ops: Sequence[Op[list[Finding]]]) -> Op[list[list[Finding]]]:
+    """Run operations side by side: in each round trip, a transaction with these time limits, the next statements of all of them."""
     results: dict[int, list[Finding]] = {}
     answers: dict[int, list[Rows] | None] = dict.fromkeys(range(len(ops)))
     while answers:
@@ -194,8 +214,9 @@ def _run_together(ops: Sequence[Op[list[Finding]]]) -> Op[list[list[Finding]]]:
                 requests[place] = request.queries
         if not requests:
             break
-        rest = iter((yield from execute(*(query for queries in requests.values() for query in queries))))
-        answers = {place: list(islice(rest, len(queries))) for place, queries in requests.items()}
+        _, *rest = yield from execute(limits, *(query for queries in requests.values() for query in queries))
+        remaining = iter(rest)
+        answers = {place: list(islice(remaining, len(queries))) for place, queries in requests.items()}
     return [results[place] for place in range(len(ops))]
 
 
@@ -220,4 +241,6 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
         code = FindingCode.CHECK_NOT_PERMITTED
     elif error.sqlstate in _UNDEFINED:
         explanation = FindingCode.SCHEMA_OLDER
-    return None if explanation and report.has(explanation) else [Finding(code, f"{check.name}: {message}")]
+    if explanation and report.has(explanation):
+        return None
+    return [Finding(code, f"{check.name}: {message}", {"check": check.name})]

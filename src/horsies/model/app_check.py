@@ -70,6 +70,8 @@ class CheckFinding:
     severity: str
     seen: str
     fix: str
+    target: Mapping[str, str] | None
+    """What it is about, as `kind` and `id`."""
     data: Mapping[str, Any]
 
 
