@@ -37,9 +37,14 @@ def test_a_list_of_queues_counts_waiting_delayed_and_running_tasks(
     cli("queues", "pause", "stock")
     found = {line["name"]: line for line in cli("queues", "list", "--json").json["queues"]}
     assert found.keys() == {"default", "mail", "stock"}
-    assert {"waiting": 3, "delayed": 1, "running": 1, "workers": 1, "more_waiting": False}.items() <= found[
-        "default"
-    ].items()
+    assert {
+        "waiting": 3,
+        "scheduled": 1,
+        "retrying": 0,
+        "running": 1,
+        "workers": 1,
+        "more_waiting": False,
+    }.items() <= found["default"].items()
     assert found["mail"]["waiting"] == 2
     assert 90 <= found["mail"]["oldest_waiting_s"] < 190
     assert found["stock"]["paused_at"]
@@ -53,7 +58,7 @@ def test_a_long_queue_is_counted_up_to_a_limit(
     monkeypatch.setattr("horsies.tasks.queues.MAX_COUNTED", 3)
     send_new(broker, 5)
     (line,) = cli("queues", "list", "--json").json["queues"]
-    assert (line["waiting"], line["more_waiting"], line["more_delayed"]) == (3, True, False)
+    assert (line["waiting"], line["more_waiting"], line["more_not_due"]) == (3, True, False)
     assert " 3+ " in cli("queues", "list").out
 
 

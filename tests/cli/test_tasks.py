@@ -46,11 +46,11 @@ def test_a_list_as_json_has_stable_keys(cli: Cli, broker: PostgresBroker) -> Non
     send_new(broker, 2)
     (failed_id, *_) = end_all(broker)
     found = cli("tasks", "list", "--json", "--status=failed", "--since=1h", "--limit=1").json
-    assert found.keys() == {"tasks", "next_after"}
+    assert found.keys() == {"tasks", "next_after", "is_complete", "searched_until"}
     (line,) = found["tasks"]
     assert line.keys() == {
         "id", "task_name", "queue_name", "priority", "status", "attempts", "claim_no", "sent_at", "enqueued_at", "started_at",
-        "finished_at", "worker", "error_code", "root_id",
+        "finished_at", "worker", "error_code", "root_id", "message", "running_for_s", "node_id", "is_sensitive",
     }  # fmt: skip
     assert found["next_after"] == line["id"] != failed_id
 

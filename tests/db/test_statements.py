@@ -241,6 +241,9 @@ def test_conditions_that_may_be_left_out_are_known() -> None:
     found = {name for name, statement in STATEMENTS.items() if re.search(r"%\(\w+\)s::\S+ is null", statement.text)}
     asked_for_values = {
         "tasks/inspect.list_tasks",
+        "tasks/inspect.count_tasks",
+        "tasks/inspect.list_selected_tasks",
+        "tasks/inspect.count_selected_tasks",
         "workflows/inspect.list_runs",
         "tasks/inspect.get_worker_states",
         "ops/statistics.get_time_series",

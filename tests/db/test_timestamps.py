@@ -50,7 +50,7 @@ def test_tasks_with_such_times_and_unknown_attempts_can_be_listed_and_shown(
         "update horsies.finished set sent_at = '-infinity', good_until = 'infinity', started_at = '20000-01-01', error = '1', "
         "failed_attempts = array['1', '{\"attempt\": 1}', null]::json[]"
     )
-    assert len(broker.run(partial(list_tasks, TaskFilter(), limit=10))) == len(ids)
+    assert len(broker.run(partial(list_tasks, TaskFilter(), limit=10)).tasks) == len(ids)
     info = broker.run(partial(get_info, ids[0]))
     assert info is not None
     assert (info.sent_at, info.good_until, info.started_at) == (EARLIEST, LATEST, LATEST)

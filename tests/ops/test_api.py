@@ -1,11 +1,14 @@
 """`app.ops`: one source for blocking and asyncio code, bulk actions, and the audit."""
 
 from collections.abc import Generator
+from functools import partial
 
+import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies
 from horsies.db.broker import PostgresBroker
+from horsies.maintenance import rescue
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.ops import bulk
@@ -13,6 +16,7 @@ from horsies.ops.api import Ops
 from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskFilter
+from tests.cli.test_tasks import register
 from tests.fixtures.journey import ME, claim, do, failed, send_new
 
 
@@ -87,3 +91,38 @@ async def test_a_bulk_action_for_asyncio(ops: Ops, broker: PostgresBroker) -> No
 def test_a_bulk_action_refuses_tasks_that_it_cannot_change(ops: Ops) -> None:
     with pytest.raises(ValueError, match=r"retry tasks: for tasks that are .* and not for RUNNING"):
         ops.retry_matching(TaskFilter(statuses=[TaskStatus.RUNNING]))
+
+
+# -- dead workers
+
+
+def test_a_dead_worker_is_listed_with_what_became_of_its_tasks(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker, 4)
+    first, second, third, _ = (task.id for task in claim(broker, 4))
+    register(sql, ME)
+    (heartbeat,) = broker.run(rescue.get_heartbeats).values()
+    assert broker.run(partial(rescue.remove_dead_worker, ME, heartbeat))
+    (dead,) = ops.list_dead_workers()
+    assert (dead.id, dead.tasks_held, dead.outcomes) == (ME, 4, {"RUNNING": 4})
+    assert list(dead.task_ids[:3]) == [first, second, third]
+    broker.run(rescue.rescue_orphans)
+    ops.retry_tasks([first])
+    ops.purge_matching(TaskFilter(ids=[second])).run()
+    (dead,) = ops.list_dead_workers()
+    assert dead.outcomes == {"PENDING": 1, "GONE": 1, "FAILED": 2}
+    sql.execute("update horsies.dead_workers set found_at = found_at - interval '2 hours'")
+    assert ops.list_dead_workers(hours=1) == []
+
+
+def test_a_worker_that_was_found_dead_twice_is_listed_once(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    for tasks in (0, 1):
+        register(sql, ME)
+        send_new(broker, tasks)
+        claim(broker)
+        (heartbeat,) = broker.run(rescue.get_heartbeats).values()
+        broker.run(partial(rescue.remove_dead_worker, ME, heartbeat))
+    assert [dead.tasks_held for dead in ops.list_dead_workers()] == [1]

@@ -1,5 +1,6 @@
 """Listing tasks: filters, order and pages."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -10,8 +11,8 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.status import TaskStatus
 from horsies.tasks.control import Requeue, purge_finished
 from horsies.tasks.finish import finish_tasks
-from horsies.tasks.inspect import TaskFilter, count_tasks, list_tasks, read_clock
-from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, send
+from horsies.tasks.inspect import TaskFilter, TaskSummary, count_tasks, list_running, list_tasks, read_clock
+from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, failed, new_task, send, send_new
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def ids(broker: PostgresBroker, sql: psycopg.Connection) -> dict[str, str]:
 def test_matching_tasks_are_listed_newest_first(
     broker: PostgresBroker, ids: dict[str, str], wanted: TaskFilter, expected: list[str]
 ) -> None:
-    found = broker.run(partial(list_tasks, wanted, limit=10))
+    found = broker.run(partial(list_tasks, wanted, limit=10)).tasks
     names = {task_id: name for name, task_id in ids.items()}
     assert [names[line.id] for line in found] == expected
     assert broker.run(partial(count_tasks, wanted)) == len(expected)
@@ -66,25 +67,28 @@ def test_time_filters_use_the_end_of_a_task_or_the_send_time_of_a_live_one(
     sql.execute("update horsies.finished set finished_at = finished_at - interval '2 h' where status = 'FAILED'")
     sql.execute("update horsies.finished set sent_at = sent_at - interval '2 h' where status = 'COMPLETED'")
     now = broker.run(read_clock)
-    recent = broker.run(partial(list_tasks, TaskFilter(since=now - hour), limit=10))
-    older = broker.run(partial(list_tasks, TaskFilter(until=now - hour), limit=10))
+    recent = broker.run(partial(list_tasks, TaskFilter(since=now - hour), limit=10)).tasks
+    older = broker.run(partial(list_tasks, TaskFilter(until=now - hour), limit=10)).tasks
     assert {line.id for line in older} == {ids["pending"], ids["failed"]}
     assert {line.id for line in recent} == set(ids.values()) - {ids["pending"], ids["failed"]}
 
 
 def test_pages_have_no_gaps(broker: PostgresBroker, ids: dict[str, str]) -> None:
     seen, after = list[str](), None
-    while page := broker.run(partial(list_tasks, TaskFilter(), limit=2, after=after)):
-        assert len(page) <= 2
-        seen += [line.id for line in page]
-        after = seen[-1]
+    for number in (2, 2, 2):
+        page = broker.run(partial(list_tasks, TaskFilter(), limit=2, after=after))
+        assert len(page.tasks) == number
+        assert page.is_complete
+        seen += [line.id for line in page.tasks]
+        after = page.next_after
+    assert after is None
     assert seen == sorted(ids.values(), reverse=True)
 
 
 def test_a_purge_deletes_only_the_listed_endings(
     broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str]
 ) -> None:
-    seen = broker.run(partial(list_tasks, TaskFilter(), limit=10))
+    seen = broker.run(partial(list_tasks, TaskFilter(), limit=10)).tasks
     broker.run(Requeue([ids["failed"]]))
     assert broker.run(partial(purge_finished, seen)) == 1
     assert broker.run(partial(purge_finished, seen)) == 0
@@ -92,3 +96,45 @@ def test_a_purge_deletes_only_the_listed_endings(
     assert {str(task_id) for task_id in column(sql, "select id::text from horsies.tasks")} == {*ids.values()} - {
         ids["completed"]
     }
+
+
+def test_a_task_that_is_tried_again_shows_its_last_error(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    crashed, retrying, again = (task.id for task in send_new(broker, 3))
+    text = '{"error_code": "BUSY", "message": "no \\"room\\"\\nfor 7", "data": null}'
+    sql.execute(
+        "update horsies.tasks set attempts = 1, ready = id = %s, enqueued_at = now() + interval '1 h', "
+        "failed_attempts = horsies.add_failed_attempt(horsies.add_failed_attempt(null, 1, 'OLD', null, null, null, now()), "
+        "2, 'BUSY', %s::json, null, null, now()) where id <> %s",
+        [again, text, crashed],
+    )
+    sql.execute("update horsies.tasks set child_deaths = 7 where id = %s", [crashed])
+    found = {task.id: (task.error_code, task.message) for task in listed(broker, TaskFilter())}
+    assert found == {
+        crashed: ("WORKER_CRASHED", "7 child processes died before it started"),
+        retrying: ("BUSY", 'no "room"'),
+        again: ("BUSY", 'no "room"'),
+    }
+    for wanted in (TaskFilter(error_code="BUSY"), TaskFilter(message='NO "room'), TaskFilter(message='room"\nFOR')):
+        assert {task.id for task in listed(broker, wanted)} == {retrying, again}
+    assert [task.id for task in listed(broker, TaskFilter(error_code="WORKER_CRASHED"))] == [crashed]
+    for other in (TaskFilter(error_code="OLD"), TaskFilter(message="error_code"), TaskFilter(message="100%")):
+        assert listed(broker, other) == []
+
+
+def test_running_tasks_are_listed_with_the_longest_first(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    sent = [task.id for task in send_new(broker, 3)]
+    claim(broker, 2)
+    sql.execute("update horsies.tasks set started_at = now() - interval '1 h' where id = %s", [sent[1]])
+    assert [task.id for task in broker.run(partial(list_running, 10))] == [sent[1], sent[0]]
+    (longest,) = broker.run(partial(list_running, 1))
+    assert longest.running_for_s is not None
+    assert 3600 <= longest.running_for_s < 3700
+    assert [task.running_for_s is None for task in listed(broker, TaskFilter())] == [True, False, False]
+
+
+def listed(broker: PostgresBroker, filters: TaskFilter) -> Sequence[TaskSummary]:
+    page = broker.run(partial(list_tasks, filters, limit=100))
+    assert page.is_complete
+    assert page.next_after is None
+    assert broker.run(partial(count_tasks, filters)) == len(page.tasks)
+    return page.tasks

@@ -36,15 +36,15 @@ def list_(target: Horsies, *, as_json: bool) -> None:
 
 
 def show_queues(target: Horsies, summaries: Sequence[QueueSummary]) -> None:
-    headings = ["QUEUE", "WAITING", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
+    headings = ["QUEUE", "WAITING", "SCHEDULED", "RETRYING", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
     extra = ["PRIORITY", "CAP"] if target.tasks else []
     rows: list[Sequence[object]] = []
     for queue in summaries:
         waiting = f"{queue.waiting}+" if queue.more_waiting else queue.waiting
-        delayed = f"{queue.delayed}+" if queue.more_delayed else queue.delayed
+        not_due = [f"{count}+" if queue.more_not_due else count for count in (queue.scheduled, queue.retrying)]
         oldest = None if queue.oldest_waiting_s is None else format_duration(queue.oldest_waiting_s)
         settings = _settings(target, queue.name).values() if extra else ()
-        counts = (waiting, delayed, queue.claimed, queue.running)
+        counts = (waiting, *not_due, queue.claimed, queue.running)
         rows.append((queue.name, *counts, oldest, queue.paused_at, queue.workers, *settings))
     show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a pause")
 

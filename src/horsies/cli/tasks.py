@@ -211,7 +211,7 @@ def _bulk(act_on_matching: Callable[[TaskFilter], BulkAction], task_filter: Task
 
 
 def _take_filters(options: dict[str, Any]) -> Filters:
-    return {field.name: options.pop(field.name) for field in fields(TaskFilter)}
+    return {field.name: options.pop(field.name) for field in fields(TaskFilter) if field.name in options}
 
 
 def _are_given(filters: Filters) -> bool:

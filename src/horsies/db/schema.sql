@@ -14,6 +14,10 @@ CREATE FUNCTION horsies.duration_bucket(since timestamp with time zone, until ti
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((since >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND (since <= until)) THEN width_bucket((date_part('epoch'::text, (until - since)) * (1000)::double precision), ARRAY[(1)::double precision, (2)::double precision, (4)::double precision, (8)::double precision, (16)::double precision, (32)::double precision, (64)::double precision, (128)::double precision, (256)::double precision, (512)::double precision, (1024)::double precision, (2048)::double precision, (4096)::double precision, (8192)::double precision, (16384)::double precision, (32768)::double precision, (65536)::double precision, (131072)::double precision, (262144)::double precision, (524288)::double precision, (1048576)::double precision, (2097152)::double precision, (4194304)::double precision, (8388608)::double precision, (16777216)::double precision, (33554432)::double precision]) ELSE NULL::integer END;
 
+CREATE FUNCTION horsies.error_message(error json) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN "left"("substring"("left"((error)::text, 5000), '"message"\s*:\s*"((?:[^"\\]|\\.)*)'::text), 1000);
+
 CREATE FUNCTION horsies.error_summary(error json) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN "left"(regexp_replace(split_part(COALESCE("substring"("left"((error)::text, 4000), '"message"\s*:\s*"((?:[^"\\]|\\.)*)'::text), ''::text), '\n'::text, 1), '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|[0-9]+'::text, '#'::text, 'g'::text), 200);
@@ -800,6 +804,10 @@ CREATE INDEX finished_id_idx ON ONLY horsies.finished USING btree (id);
 
 CREATE INDEX finished_default_id_idx ON horsies.finished_default USING btree (id);
 
+CREATE INDEX finished_unsuccessful_idx ON ONLY horsies.finished USING btree (id) WHERE (status <> 'COMPLETED'::text);
+
+CREATE INDEX finished_default_id_idx1 ON horsies.finished_default USING btree (id) WHERE (status <> 'COMPLETED'::text);
+
 CREATE INDEX finished_failed_idx ON ONLY horsies.finished USING btree ((finished_at AT TIME ZONE 'UTC'::text), id) WHERE (status = 'FAILED'::text);
 
 CREATE INDEX finished_default_timezone_id_idx ON horsies.finished_default USING btree ((finished_at AT TIME ZONE 'UTC'::text), id) WHERE (status = 'FAILED'::text);
@@ -820,6 +828,8 @@ CREATE INDEX schedule_runs_schedule_idx ON horsies.schedule_runs USING btree (sc
 
 CREATE INDEX schedule_runs_task_idx ON horsies.schedule_runs USING btree (task_id);
 
+CREATE INDEX schedule_runs_tasks_idx ON horsies.schedule_runs USING btree (schedule_name, task_id) WHERE (task_id IS NOT NULL);
+
 CREATE INDEX schedules_due_idx ON horsies.schedules USING btree (next_slot_at) WHERE (paused_at IS NULL);
 
 CREATE INDEX tasks_cancel_idx ON horsies.tasks USING btree (id) WHERE (cancel_requested_at IS NOT NULL);
@@ -831,6 +841,8 @@ CREATE INDEX tasks_due_idx ON horsies.tasks USING btree (enqueued_at) WHERE ((st
 CREATE INDEX tasks_expiry_idx ON horsies.tasks USING btree (good_until) WHERE ((good_until IS NOT NULL) AND (status <> 'RUNNING'::text));
 
 CREATE INDEX tasks_in_flight_idx ON horsies.tasks USING btree (claimed_in, queue_name, status, claimed_by) WHERE (status <> 'PENDING'::text);
+
+CREATE INDEX tasks_tried_idx ON horsies.tasks USING btree (id) WHERE ((failed_attempts IS NOT NULL) OR (child_deaths > 0));
 
 CREATE INDEX tasks_unknown_idx ON horsies.tasks USING btree (task_name, ((refused_by IS NOT NULL)), unknown_since) WHERE (unknown_since IS NOT NULL);
 
@@ -847,6 +859,8 @@ CREATE INDEX workflows_paused_idx ON horsies.workflows USING btree (id) WHERE (s
 CREATE INDEX workflows_root_idx ON horsies.workflows USING btree (root_id);
 
 ALTER INDEX horsies.finished_id_idx ATTACH PARTITION horsies.finished_default_id_idx;
+
+ALTER INDEX horsies.finished_unsuccessful_idx ATTACH PARTITION horsies.finished_default_id_idx1;
 
 ALTER INDEX horsies.finished_failed_idx ATTACH PARTITION horsies.finished_default_timezone_id_idx;
 

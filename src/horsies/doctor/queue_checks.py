@@ -10,7 +10,8 @@ from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.validation import format_duration
 from horsies.model.worker_config import RECYCLING_DOMINATES
-from horsies.schedules.control import first_line, get_failing_schedules
+from horsies.schedules.control import get_failing_schedules
+from horsies.tasks.inspect import first_line
 from horsies.tasks.queues import QueueSummary, list_queues
 from horsies.tasks.unknown import list_unknown_tasks
 from horsies.workflows.inspect import get_stuck_workflows

@@ -31,6 +31,8 @@ from horsies.workflows.advance import RunSweep, get_unfinished_trees, lock_roots
 
 BATCH: Final = 500
 UNKNOWN_BATCH: Final = 5_000
+MAX_NAMED: Final = 100
+"""Of the tasks of a dead worker, the ids of so many are stored."""
 MAX_STEPS: Final = 1_000
 """Of one tree of workflows in one pass."""
 PROMOTION_OVERDUE_S: Final = 10.0
@@ -65,7 +67,8 @@ def remove_dead_worker(worker: str, heartbeat_at: datetime, failed: FailedRows |
     failed, duty = failed or FailedRows(), "remove worker"
 
     def work(_workers: Sequence[str]) -> Op[bool]:
-        row = yield from one(SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at))
+        query = SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at, named=MAX_NAMED)
+        row = yield from one(query)
         return row is not None
 
     if worker in failed.excluded(duty):

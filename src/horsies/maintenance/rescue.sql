@@ -39,11 +39,39 @@ begin isolation level read committed;
 select set_config('lock_timeout', '1s', true);
 
 -- name: remove_dead_worker
--- Only if it has sent no heartbeat since it was last seen. Its next heartbeat finds no row, and the worker starts again.
-delete from {schema}.workers
-where id = %(worker)s::uuid
-and heartbeat_at = %(heartbeat_at)s::timestamptz
-returning id;
+-- Only if it has sent no heartbeat since it was last seen. Its next heartbeat finds no row, and the worker starts again. It is remembered with the tasks that
+-- it held, for operators.
+with removed_worker as (
+    delete from {schema}.workers
+    where id = %(worker)s::uuid
+    and heartbeat_at = %(heartbeat_at)s::timestamptz
+    returning *
+),
+held_tasks as (
+    select count(*) as count, coalesce((array_agg(tasks.id order by tasks.id))[:%(named)s::integer], '{}') as ids
+    from {schema}.tasks
+    where tasks.status <> 'PENDING'
+    and tasks.claimed_by = %(worker)s::uuid
+),
+dead_worker as (
+    insert into {schema}.dead_workers (
+        id, hostname, pid, app, library_version, queues, started_at, last_heartbeat_at, tasks_held, task_ids
+    )
+    select
+        removed_worker.id, removed_worker.hostname, removed_worker.pid, removed_worker.app, removed_worker.library_version, removed_worker.queues,
+        removed_worker.started_at, removed_worker.heartbeat_at, held_tasks.count, held_tasks.ids
+    from removed_worker
+    cross join held_tasks
+    -- One that was declared dead, came back under its id, and died again.
+    on conflict (id) do update
+    set
+        last_heartbeat_at = excluded.last_heartbeat_at,
+        found_at = excluded.found_at,
+        tasks_held = excluded.tasks_held,
+        task_ids = excluded.task_ids
+)
+select removed_worker.id
+from removed_worker;
 
 -- name: commit_rescue
 commit;

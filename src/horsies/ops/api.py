@@ -38,6 +38,7 @@ from horsies.tasks.inspect import (
     TaskDetail,
     TaskFilter,
     TaskInfo,
+    TaskPage,
     TaskSummary,
     WorkerState,
     WorkerSummary,
@@ -45,7 +46,7 @@ from horsies.tasks.inspect import (
 from horsies.tasks.queues import QueueSummary, ServerInfo
 from horsies.tasks.task import BaseTask
 from horsies.tasks.unknown import UnknownTasks
-from horsies.tasks.workers import ChildState, to_worker_id
+from horsies.tasks.workers import ChildState, DeadWorker, to_worker_id
 from horsies.workflows import control as workflow_control
 from horsies.workflows import inspect as workflow_inspect
 from horsies.workflows.inspect import RunSummary, RunTree, WorkflowRun
@@ -75,14 +76,6 @@ class OpsApp(Protocol):
     def tasks(self) -> Mapping[str, object]: ...
     @property
     def known_tasks(self) -> Mapping[str, BaseTask[..., Any]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPage:
-    """A part of a list of tasks. `next_after` is the `after` of the next page; None if this is the last one."""
-
-    tasks: Sequence[TaskSummary]
-    next_after: TaskId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +110,20 @@ class Ops:
     def list_tasks(
         self, filters: TaskFilter | None = None, *, limit: int = 50, after: TaskId | None = None
     ) -> Verb[TaskPage]:
-        """List tasks in the order they were sent, newest first. `after` is the `next_after` of the previous page."""
-        size = max(1, min(limit, MAX_PAGE))
+        """List tasks in the order they were sent, newest first. `after` is the `next_after` of the previous page.
 
-        def run() -> Op[TaskPage]:
-            found = yield from inspect.list_tasks(filters or TaskFilter(), limit=size + 1, after=after)
-            return TaskPage(found[:size], found[size - 1].id if len(found) > size else None)
-
-        return run
+        A page that would need too many rows to be read ends early: see `TaskPage.is_complete`.
+        """
+        return partial(inspect.list_tasks, filters or TaskFilter(), limit=max(1, min(limit, MAX_PAGE)), after=after)
 
     list_tasks_async = list_tasks.for_asyncio
+
+    @operation
+    def list_running(self, *, limit: int = 50) -> Verb[list[TaskSummary]]:
+        """List the running tasks, those that have run for the longest first."""
+        return partial(inspect.list_running, max(1, min(limit, MAX_PAGE)))
+
+    list_running_async = list_running.for_asyncio
 
     @operation
     def count_tasks(self, filters: TaskFilter | None = None) -> Verb[int]:
@@ -329,6 +326,13 @@ class Ops:
         return partial(find_ids, "workers", prefix, limit=limit)
 
     find_worker_ids_async = find_worker_ids.for_asyncio
+
+    @operation
+    def list_dead_workers(self, *, hours: int = 24, limit: int = 100) -> Verb[list[DeadWorker]]:
+        """List the workers that died in the last hours, the newest first, and what has become of the tasks that they held."""
+        return partial(workers.list_dead_workers, hours, max(1, min(limit, MAX_PAGE)))
+
+    list_dead_workers_async = list_dead_workers.for_asyncio
 
     @operation
     def request_leave(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, bool]]:

@@ -14,7 +14,7 @@ from horsies.db.statement import Op
 from horsies.ops.audit import begin_action, end_action
 from horsies.ops.operation import Verb
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.inspect import TaskFilter, TaskSummary, list_tasks
+from horsies.tasks.inspect import TaskFilter, TaskPage, TaskSummary, list_all_tasks
 
 BATCH = 1_000
 
@@ -41,12 +41,13 @@ class BulkAction:
     action: str
     target: str
     _after: str | None = None
+    _is_done: bool = False
     _selected: int = 0
     _outcomes: Counter[str] = field(default_factory=Counter[str])
     _entry_id: str = field(default_factory=new_task_id)
 
     def __iter__(self) -> Iterator[BulkProgress]:
-        while (progress := self._run(self._select())) is not None:
+        while not self._is_done and (progress := self._run(self._select())) is not None:
             yield progress
 
     def __aiter__(self) -> AsyncIterator[BulkProgress]:
@@ -64,24 +65,24 @@ class BulkAction:
             pass
         return self._progress()
 
-    def _run(self, verb: Verb[list[TaskSummary]]) -> BulkProgress | None:
-        batch = self.broker.run(verb, again=verb)
-        if not batch:
+    def _run(self, verb: Verb[TaskPage]) -> BulkProgress | None:
+        page = self.broker.run(verb, again=verb)
+        if not page.tasks:
             return None
-        act = self._act(batch)
-        return self._note(batch, self.broker.run(act, again=act))
+        act = self._act(page.tasks)
+        return self._note(page, self.broker.run(act, again=act))
 
     async def _steps(self) -> AsyncIterator[BulkProgress]:
-        while True:
+        while not self._is_done:
             select = self._select()
-            batch = await self.broker.run_async(select, again=select)
-            if not batch:
+            page = await self.broker.run_async(select, again=select)
+            if not page.tasks:
                 return
-            act = self._act(batch)
-            yield self._note(batch, await self.broker.run_async(act, again=act))
+            act = self._act(page.tasks)
+            yield self._note(page, await self.broker.run_async(act, again=act))
 
-    def _select(self) -> Verb[list[TaskSummary]]:
-        return partial(list_tasks, self.filters, limit=BATCH, after=self._after)
+    def _select(self) -> Verb[TaskPage]:
+        return partial(list_all_tasks, self.filters, limit=BATCH, after=self._after)
 
     def _act(self, batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
         """Act on a batch, and keep the count in the audit up to date."""
@@ -96,9 +97,9 @@ class BulkAction:
 
         return run
 
-    def _note(self, batch: Sequence[TaskSummary], outcomes: Mapping[str, int]) -> BulkProgress:
-        self._after = batch[-1].id
-        self._selected += len(batch)
+    def _note(self, page: TaskPage, outcomes: Mapping[str, int]) -> BulkProgress:
+        self._after, self._is_done = page.next_after, page.next_after is None
+        self._selected += len(page.tasks)
         self._outcomes.update(outcomes)
         return self._progress()
 

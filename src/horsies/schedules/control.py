@@ -6,8 +6,6 @@ slot once, whichever apps share the schema. Like the storing of declarations, a 
 second is refused. The history of a schedule that is removed stays.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,8 +19,7 @@ from horsies.model.task import TaskId
 from horsies.schedules.sync import SQL as SYNC
 from horsies.schedules.sync import DeclaredSchedule, StoredSchedule, next_slot_of, store_schedules
 from horsies.schedules.tick import SQL as TICK
-
-MAX_MESSAGE = 200  # characters
+from horsies.tasks.inspect import first_line
 
 SQL = load(__file__)
 
@@ -245,15 +242,3 @@ def get_failing_schedules(limit: int) -> Op[list[FailingSchedule]]:
     """Read the active schedules whose last three runs failed, or whose last run failed and that have not succeeded lately."""
     found = yield from rows(SQL["get_failing_schedules"](limit=limit))
     return [replace(each, message=first_line(each.message)) for each in (FailingSchedule(*row) for row in found)]
-
-
-def first_line(message: str | None) -> str | None:
-    """Return the first line of a message, up to 200 characters. It was cut out of JSON, and still has its escapes; the last one may be incomplete."""
-    if message is None:
-        return None
-    text = re.sub(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$", r"\1", message)
-    try:
-        text = str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
-        text = message
-    return (text.strip().splitlines() or [""])[0][:MAX_MESSAGE]

@@ -1,7 +1,3 @@
--- fragment: error_message
--- The message of an error, with the escapes of JSON: cut out of the text, because JSON with \u0000 cannot be parsed here.
-left(substring(left(finished.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
-
 -- fragment: last_runs
 -- Of each schedule: how its newest run ended, how many of its newest runs have failed without one that succeeded since, and how many of them have
 -- ended. Cancelled runs do not count. A run ends after it was decided: so only the partitions since then are read (an hour, because a clock may be set back).
@@ -30,7 +26,7 @@ left join lateral (
             limit 20
         ) as run
         cross join lateral (
-            select finished.status, finished.error_code, {error_message} as message
+            select finished.status, finished.error_code, {schema}.error_message(finished.error) as message
             from {schema}.finished
             where finished.id = run.task_id
             and finished.finished_at >= run.decided_at - interval '1 hour'
@@ -117,7 +113,7 @@ left join lateral (
     from {schema}.tasks
     where tasks.id = run.task_id
     union all
-    select finished.status, finished.error_code, {error_message}, finished.finished_at
+    select finished.status, finished.error_code, {schema}.error_message(finished.error), finished.finished_at
     from {schema}.finished
     where finished.id = run.task_id
     and finished.finished_at >= run.decided_at - interval '1 hour'

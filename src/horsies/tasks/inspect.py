@@ -1,17 +1,19 @@
 """Read tasks and workers, without changing anything.
 
 Lists of tasks are in order of the ids, which is the order of sending, newest first, a page at a time. Both tables have an index on the id, so a page costs
-the same however many tasks there are. Rows that a filter excludes are read nevertheless: a rare status costs a walk over all newer tasks, which `since`
-limits, because it excludes the partitions before it.
+the same however many tasks there are. Rows that a filter excludes are read nevertheless, and a statement reads at most `MAX_SCANNED` of them: then the page
+ends where it stands, and the next one continues there. So a search for something rare streams, and never holds a connection for long. Tasks that have not
+succeeded have an index of their own, and so do those of a workflow, a schedule and a key.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from horsies.db.statement import Op, Query, Statement, execute, load, one, plan_for_values, rows
+from horsies.db.statement import Op, Query, execute, load, one, plan_for_values, rows
 from horsies.model.codec import decode_error
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError
@@ -24,8 +26,11 @@ LIVE = tuple(status for status in TaskStatus if not status.is_final)
 _ID_DIGITS = 32  # hexadecimal digits of a UUID
 
 SQL = load(__file__)
-_LIST = SQL["list_tasks"]
-_COUNT = Statement("count_tasks", f"select count(*) from ({_LIST.text.rstrip(';')}) as found")  # noqa: S608 - no user input
+MAX_SCANNED = 2_000
+"""How many rows of each table one statement of a list reads."""
+MAX_COUNTED = 20_000
+"""The same for one step of a count."""
+MAX_MESSAGE = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +154,33 @@ def get_worker_states(worker_id: str | None = None, *, limit: int = 1000) -> Op[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
     """Conditions that all have to hold. `since` and `until` refer to the end of a task or, if it has not ended, to its send.
-    `workflow_id` includes the runs of sub-workflows.
+
+    Of a live task that was tried before, `error_code` and `message` refer to its last failed attempt.
     """
 
     statuses: Sequence[TaskStatus] = ()
     queue_name: str | None = None
     task_name: str | None = None
     error_code: str | None = None
+    message: str | None = None
+    """Text that is contained in the first 1000 characters of the error's message, in upper or lower case."""
+    error_summary: str | None = None
+    """The message of an `ErrorGroup`: selects the failures whose message, masked, is this."""
     worker: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     workflow_id: str | None = None
+    """Includes the runs of sub-workflows."""
+    key: str | None = None
+    """The task that this idempotency key stands for, and those that had it before."""
+    schedule_name: str | None = None
+    ids: Sequence[str] | None = None
+    """These tasks only."""
+
+    @property
+    def kinds(self) -> int:
+        """How many conditions name their tasks, so that these are read, instead of the tables."""
+        return sum(given is not None for given in (self.workflow_id, self.key, self.schedule_name, self.ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +200,104 @@ class TaskSummary:
     finished_at: datetime | None
     worker: str | None
     error_code: str | None
+    """Of its error; if it has not ended, of its last failed attempt."""
     root_id: str | None
     """The outermost run of the workflow that it belongs to."""
+    message: str | None = None
+    """The first line of its error, or of the error of its last failed attempt, up to 200 characters."""
+    running_for_s: float | None = None
+    """By the clock of the database; None unless it is RUNNING."""
+    node_id: str | None = None
+    """The name of the node of a workflow that it runs."""
+    is_sensitive: bool = False
+    """Its payload is not shown."""
 
 
-def list_tasks(filters: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[list[TaskSummary]]:
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """A part of a list of tasks. `next_after` is the `after` of the next page; None if this is the last one."""
+
+    tasks: Sequence[TaskSummary]
+    next_after: TaskId | None
+    is_complete: bool = True
+    """False: so many rows were read that did not match that the search was stopped before the page was full. It continues with `next_after`."""
+    searched_until: datetime | None = None
+    """If it is not complete: all tasks that were sent since then were searched."""
+
+
+def list_tasks(
+    filters: TaskFilter, *, limit: int, after: TaskId | None = None, scanned: int = MAX_SCANNED
+) -> Op[TaskPage]:
     """List the newest tasks, or those after the last one of the previous page."""
-    found = yield from plan_for_values(list_tasks_query(filters, limit, after))
-    return [
-        TaskSummary(task_id, task_name, queue_name, priority, TaskStatus(status), *rest)
-        for task_id, task_name, queue_name, priority, status, *rest in found
-    ]
+    found = yield from plan_for_values(list_tasks_query(filters, limit + 1, after, scanned))
+    tasks: list[TaskSummary] = []
+    for is_match, is_last, *row in found:
+        if is_match and len(tasks) == limit:
+            return TaskPage(tasks, tasks[-1].id)
+        if is_match:
+            tasks.append(_to_summary(row))
+        if is_last:  # below it, one of the tables was not searched
+            return TaskPage(tasks, row[0], is_complete=False, searched_until=row[7])
+    return TaskPage(tasks, None)
+
+
+def list_all_tasks(filters: TaskFilter, *, limit: int, after: TaskId | None = None) -> Op[TaskPage]:
+    """Fill the page, however much must be read."""
+    tasks: list[TaskSummary] = []
+    while True:
+        page = yield from list_tasks(filters, limit=limit - len(tasks), after=after)
+        tasks += page.tasks
+        after = page.next_after
+        if page.is_complete or len(tasks) >= limit or after is None:
+            return TaskPage(tasks, after)
 
 
 def count_tasks(filters: TaskFilter) -> Op[int]:
-    ((count,),) = yield from plan_for_values(list_tasks_query(filters, None, None, _COUNT))
-    return count
+    """Count in steps, each of which reads a bounded number of rows."""
+    count, after = 0, None
+    while True:
+        query = list_tasks_query(filters, None, after, MAX_COUNTED, counted=True)
+        ((found, after),) = yield from plan_for_values(query)
+        count += found
+        if after is None:
+            return count
+
+
+def list_running(limit: int) -> Op[list[TaskSummary]]:
+    """List the running tasks, those that have run for the longest first."""
+    return [_to_summary(row) for _, _, *row in (yield from rows(SQL["list_running"](limit=limit)))]
+
+
+def _to_summary(row: Sequence[Any]) -> TaskSummary:
+    task_id, task_name, queue_name, priority, status, *times, worker, code, root, message, running_s, node, deaths = row
+    if code is None and message is None and deaths:
+        code, message = str(OperationalErrorCode.WORKER_CRASHED), f"{deaths} child processes died before it started"
+    return TaskSummary(
+        task_id,
+        task_name,
+        queue_name,
+        priority,
+        TaskStatus(status),
+        *times,
+        worker=worker,
+        error_code=first_line(code),
+        root_id=root,
+        message=first_line(message),
+        running_for_s=running_s,
+        node_id=node,
+    )
+
+
+def first_line(message: str | None) -> str | None:
+    """Return the first line of a message, up to 200 characters. It was cut out of JSON, and still has its escapes; the last one may be incomplete."""
+    if message is None:
+        return None
+    text = re.sub(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$", r"\1", message)
+    try:
+        text = str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        text = message
+    return (text.strip().splitlines() or [""])[0][:MAX_MESSAGE]
 
 
 def read_clock() -> Op[datetime]:
@@ -204,15 +307,38 @@ def read_clock() -> Op[datetime]:
 
 
 def list_tasks_query(
-    filters: TaskFilter, limit: int | None, after: TaskId | None, statement: Statement = _LIST
+    filters: TaskFilter, limit: int | None, after: TaskId | None, scanned: int = MAX_SCANNED, *, counted: bool = False
 ) -> Query:
-    statuses = filters.statuses or tuple(TaskStatus)
+    name = f"{'count' if counted else 'list'}_{'selected_tasks' if filters.kinds else 'tasks'}"
+    params = {field.name: getattr(filters, field.name) for field in fields(filters)} | {
+        "statuses": [status.value for status in filters.statuses] or None,
+        "ids": None if filters.ids is None else list(filters.ids),
+        "message": filters.message and json.dumps(filters.message, ensure_ascii=False)[1:-1],
+    }
+    if limit is not None and filters == TaskFilter():
+        scanned = min(scanned, limit)  # every row matches
+    if filters.kinds:
+        params["kinds"] = filters.kinds
+    else:
+        params |= _read_parts(filters)
+    return SQL[name](after=after, limit=limit, scanned=scanned, **params)
+
+
+def _read_parts(filters: TaskFilter) -> dict[str, bool]:
+    """Return which parts of the tables can contain matches."""
+    statuses = {*(filters.statuses or TaskStatus)}
+    if filters.error_summary is not None:
+        statuses &= {TaskStatus.FAILED}
+    has_error = filters.error_code is not None or filters.message is not None
     # A task whose good_until has passed counts as EXPIRED, even if it has not been moved yet.
-    may_live = filters.error_code is None and any(status in (*LIVE, TaskStatus.EXPIRED) for status in statuses)
-    is_in_flight = filters.worker is not None or {TaskStatus.PENDING, TaskStatus.EXPIRED}.isdisjoint(statuses)
-    params = asdict(filters) | {"statuses": [status.value for status in filters.statuses] or None}
-    is_final = any(status.is_final for status in statuses)
-    return statement(live=may_live, in_flight=is_in_flight, finished=is_final, after=after, limit=limit, **params)
+    return {
+        "live": not statuses.isdisjoint((*LIVE, TaskStatus.EXPIRED)),
+        "in_flight": filters.worker is not None or statuses.isdisjoint((TaskStatus.PENDING, TaskStatus.EXPIRED)),
+        "tried": has_error,
+        "expired": statuses.isdisjoint(LIVE),
+        "finished": any(status.is_final for status in statuses),
+        "unsuccessful": has_error or TaskStatus.COMPLETED not in statuses,
+    }
 
 
 @dataclass(frozen=True, slots=True)

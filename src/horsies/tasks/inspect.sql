@@ -1,3 +1,65 @@
+-- fragment: live_status
+-- A task that has not started by its `good_until` has expired, even if its row does not say so yet.
+case when tasks.status <> 'RUNNING' and tasks.good_until <= statement_timestamp() then 'EXPIRED' else tasks.status end
+
+-- fragment: last_error
+-- The error of a task that has ended; of a live one, its last failed attempt, which contains an error.
+select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempts)]) as error
+
+-- fragment: is_match
+-- What a condition on an error compares is cut out of JSON as text, because JSON with \u0000 cannot be parsed here. A message is only cut out of a text that
+-- contains what is searched for, because that takes ten times as long.
+(
+    task.status is not null
+    and (%(statuses)s::text[] is null or task.status = any(%(statuses)s::text[]))
+    and (%(queue_name)s::text is null or task.queue_name = %(queue_name)s::text)
+    and (
+        %(task_name)s::text is null
+        or task.task_name = %(task_name)s::text
+        or %(error_summary)s::text is not null and left(task.task_name, 200) = %(task_name)s::text
+    )
+    and (%(worker)s::uuid is null or task.claimed_by = %(worker)s::uuid)
+    and (%(since)s::timestamptz is null or coalesce(task.finished_at, task.sent_at) >= %(since)s::timestamptz)
+    and (%(until)s::timestamptz is null or coalesce(task.finished_at, task.sent_at) < %(until)s::timestamptz)
+    and (
+        %(error_code)s::text is null
+        or case
+            when task.finished_at is not null and %(error_summary)s::text is not null
+            then left(coalesce(task.error_code, ''), 200) = %(error_code)s::text
+            when task.finished_at is not null then task.error_code = %(error_code)s::text
+            when last.error is not null
+            then strpos(left(last.error::text, 5000), '"error_code" : ' || to_json(%(error_code)s::text)::text || ', "error" : ') > 0
+            else task.child_deaths > 0 and %(error_code)s::text = 'WORKER_CRASHED'
+        end
+    )
+    and (
+        %(message)s::text is null
+        or case
+            when strpos(lower(left(last.error::text, 5000)), lower(%(message)s::text)) > 0
+            then strpos(lower({schema}.error_message(last.error)), lower(%(message)s::text)) > 0
+        end
+    )
+    and (%(error_summary)s::text is null or case when task.status = 'FAILED' then {schema}.error_summary(last.error) = %(error_summary)s::text end)
+)
+
+-- fragment: columns_of_match
+task.id, task.task_name, task.queue_name, task.priority, task.attempts, task.claim_no, task.sent_at, task.enqueued_at, task.started_at,
+task.finished_at, task.claimed_by, task.error_code, last.error as last_error, task.child_deaths, task.root_id, task.node_id, task.status,
+{is_match} is true as is_match, task.is_last
+
+-- fragment: summary
+found.is_match, found.is_last, found.id::text, found.task_name, found.queue_name, found.priority, found.status, found.attempts, found.claim_no,
+found.sent_at, found.enqueued_at, found.started_at, found.finished_at, found.claimed_by::text,
+coalesce(found.error_code, substring(left(found.last_error::text, 1000) from '"error_code" : "((?:[^"\\]|\\.)*)", "error" : ')),
+found.root_id::text,
+{schema}.error_message(found.last_error),
+case
+    when found.status = 'RUNNING' and isfinite(found.started_at)
+    then extract(epoch from greatest(clock_timestamp() - found.started_at, interval '0'))::float8
+end,
+(select nodes.node_id from {schema}.nodes where nodes.id = found.node_id),
+found.child_deaths
+
 -- name: get_status
 -- A task that has not started by its `good_until` has expired, even if its row does not say so yet. Waiters see the same.
 select case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end
@@ -32,66 +94,213 @@ end
 order by snapshot_at desc
 limit %(limit)s::integer;
 
--- name: list_tasks
--- One snapshot over both tables: a task that moves between them appears once. Conditions on parameters alone are evaluated before anything
+-- fragment: tasks_of_tables
+-- One snapshot over both tables: a task that moves between them appears once. Of each table at most `scanned` rows are read, in order of the id, whether they
+-- match or not; the last of these is returned with `is_last`, and below it nothing was searched. Conditions on parameters alone are evaluated before anything
 -- is read, so that a table or partition that cannot contain matches is skipped.
-with node_tasks as materialized (
-    select nodes.task_id as id
-    from {schema}.workflows
-    join {schema}.nodes on nodes.workflow_id = workflows.id
-    where workflows.root_id = (select run.root_id from {schema}.workflows as run where run.id = %(workflow_id)s::uuid)
-    and (workflows.id = %(workflow_id)s::uuid or %(workflow_id)s::uuid = any(workflows.ancestors))
-)
-select
-    matches.id::text, task_name, queue_name, priority, status, attempts, claim_no,
-    sent_at, enqueued_at, started_at, finished_at, claimed_by::text, error_code, root_id::text
-from (
+(
     (
-        select
-            id, task_name, queue_name, priority, effective.status, attempts, claim_no,
-            sent_at, enqueued_at, started_at, null::timestamptz as finished_at, claimed_by, null as error_code, root_id
-        from {schema}.tasks
-        cross join lateral (
-            select case
-                when tasks.status <> 'RUNNING' and good_until <= statement_timestamp() then 'EXPIRED' else tasks.status
-            end as status
-        ) as effective
-        where %(live)s::boolean
-        -- They have an index of their own, whose size does not depend on the backlog.
-        and (not %(in_flight)s::boolean or tasks.status <> 'PENDING')
-        and (%(statuses)s::text[] is null or effective.status = any(%(statuses)s::text[]))
-        and (%(queue_name)s::text is null or queue_name = %(queue_name)s::text)
-        and (%(task_name)s::text is null or task_name = %(task_name)s::text)
-        and (%(worker)s::uuid is null or claimed_by = %(worker)s::uuid)
-        and (%(since)s::timestamptz is null or sent_at >= %(since)s::timestamptz)
-        and (%(until)s::timestamptz is null or sent_at < %(until)s::timestamptz)
-        and (%(workflow_id)s::uuid is null or id = any(array(select node_tasks.id from node_tasks)))
-        and (%(after)s::uuid is null or id < %(after)s::uuid)
-        order by id desc
+        select {columns_of_match}
+        from (
+            select
+                tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
+                tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code, null::json as error,
+                tasks.failed_attempts, tasks.child_deaths, tasks.root_id, tasks.node_id, {live_status} as status,
+                row_number() over (order by tasks.id desc) = %(scanned)s::bigint as is_last
+            from (
+                select *
+                from {schema}.tasks
+                where %(live)s::boolean
+                -- They have an index of their own, whose size does not depend on the backlog. So have those that were tried before, and those that can expire.
+                and (not %(in_flight)s::boolean or tasks.status <> 'PENDING')
+                and (not %(tried)s::boolean or tasks.failed_attempts is not null or tasks.child_deaths > 0)
+                and (not %(expired)s::boolean or tasks.status <> 'RUNNING' and tasks.good_until <= statement_timestamp())
+                and (%(after)s::uuid is null or tasks.id < %(after)s::uuid)
+                order by tasks.id desc
+                limit %(scanned)s::bigint
+            ) as tasks
+        ) as task
+        cross join lateral ({last_error}) as last
+        where task.is_last or {is_match}
+        order by task.id desc
         limit %(limit)s::bigint
     )
     union all
     (
-        select
-            id, task_name, queue_name, priority, status, attempts, claim_no,
-            sent_at, enqueued_at, started_at, finished_at, claimed_by, error_code, root_id
-        from {schema}.finished
-        where %(finished)s::boolean
-        and (%(statuses)s::text[] is null or status = any(%(statuses)s::text[]))
-        and (%(queue_name)s::text is null or queue_name = %(queue_name)s::text)
-        and (%(task_name)s::text is null or task_name = %(task_name)s::text)
-        and (%(error_code)s::text is null or error_code = %(error_code)s::text)
-        and (%(worker)s::uuid is null or claimed_by = %(worker)s::uuid)
-        and (%(since)s::timestamptz is null or finished_at >= %(since)s::timestamptz)
-        and (%(until)s::timestamptz is null or finished_at < %(until)s::timestamptz)
-        and (%(workflow_id)s::uuid is null or id = any(array(select node_tasks.id from node_tasks)))
-        and (%(after)s::uuid is null or id < %(after)s::uuid)
-        order by id desc
+        select {columns_of_match}
+        from (
+            select
+                finished.id, finished.task_name, finished.queue_name, finished.priority, finished.attempts, finished.claim_no, finished.sent_at,
+                finished.enqueued_at, finished.started_at, finished.finished_at, finished.claimed_by, finished.error_code, finished.error,
+                null::json[] as failed_attempts, 0 as child_deaths, finished.root_id, finished.node_id, finished.status,
+                row_number() over (order by finished.id desc) = %(scanned)s::bigint as is_last
+            from (
+                select *
+                from {schema}.finished
+                where %(finished)s::boolean
+                -- These are few, and have an index of their own.
+                and (not %(unsuccessful)s::boolean or finished.status <> 'COMPLETED')
+                -- Whole days, to skip partitions. Within them, rows at other times count as read.
+                and (
+                    %(since)s::timestamptz is null
+                    or finished.finished_at >= date_trunc('day', %(since)s::timestamptz at time zone 'UTC') at time zone 'UTC'
+                )
+                and (
+                    %(until)s::timestamptz is null
+                    or finished.finished_at
+                        < (date_trunc('day', %(until)s::timestamptz at time zone 'UTC') + interval '1 day') at time zone 'UTC'
+                )
+                and (%(after)s::uuid is null or finished.id < %(after)s::uuid)
+                order by finished.id desc
+                limit %(scanned)s::bigint
+            ) as finished
+        ) as task
+        cross join lateral ({last_error}) as last
+        where task.is_last or {is_match}
+        order by task.id desc
         limit %(limit)s::bigint
     )
-) as matches
-order by id desc
+)
+
+-- fragment: selected_tasks
+-- The same for filters that name their tasks: by id, workflow, schedule or key. The candidates are read, instead of the tables.
+(
+    select {columns_of_match}
+    from (
+        select
+            candidates.id, candidates.is_last, stored.task_name, stored.queue_name, stored.priority, stored.attempts, stored.claim_no, stored.sent_at,
+            stored.enqueued_at, stored.started_at, stored.finished_at, stored.claimed_by, stored.error_code, stored.error, stored.failed_attempts,
+            stored.child_deaths, stored.root_id, stored.node_id, stored.status
+        from candidates
+        left join lateral (
+            select
+                task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, null::timestamptz as finished_at, claimed_by,
+                null::text as error_code, null::json as error, failed_attempts, child_deaths, root_id, node_id, {live_status} as status
+            from {schema}.tasks
+            where tasks.id = candidates.id
+            union all
+            select
+                task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, finished_at, claimed_by,
+                error_code, error, null, 0, root_id, node_id, status
+            from {schema}.finished
+            where finished.id = candidates.id
+        ) as stored on true
+    ) as task
+    cross join lateral ({last_error}) as last
+    where task.is_last or {is_match}
+    order by task.id desc
+    limit %(limit)s::bigint
+)
+
+-- fragment: candidates
+with recursive key_name as (
+    (
+        select keys.task_name
+        from {schema}.keys
+        where %(key)s::text is not null
+        order by keys.task_name
+        limit 1
+    )
+    union all
+    select next.task_name
+    from key_name
+    cross join lateral (
+        select keys.task_name
+        from {schema}.keys
+        where keys.task_name > key_name.task_name
+        order by keys.task_name
+        limit 1
+    ) as next
+),
+named_tasks as (
+    select 'id' as kind, given.id
+    from unnest(%(ids)s::uuid[]) as given (id)
+    union all
+    select 'workflow', nodes.task_id
+    from {schema}.workflows
+    join {schema}.nodes on nodes.workflow_id = workflows.id
+    where workflows.root_id = (select run.root_id from {schema}.workflows as run where run.id = %(workflow_id)s::uuid)
+    and (workflows.id = %(workflow_id)s::uuid or %(workflow_id)s::uuid = any(workflows.ancestors))
+    union all
+    (
+        select 'schedule', schedule_runs.task_id
+        from {schema}.schedule_runs
+        where schedule_runs.schedule_name = %(schedule_name)s::text
+        and schedule_runs.task_id is not null
+        and (%(after)s::uuid is null or schedule_runs.task_id < %(after)s::uuid)
+        order by schedule_runs.task_id desc
+        -- Without another condition that names tasks, the newest are enough.
+        limit case when %(kinds)s::integer = 1 then %(scanned)s::bigint end
+    )
+    union all
+    -- The task that the key stands for, and those before it.
+    select 'key', holder.id
+    from key_name
+    cross join lateral (
+        select keys.task_id || keys.previous_task_ids as ids
+        from {schema}.keys
+        where keys.task_name = key_name.task_name
+        and keys.key = %(key)s::text
+    ) as held
+    cross join unnest(held.ids) as holder (id)
+),
+candidates as (
+    select candidate.id, row_number() over (order by candidate.id desc) = %(scanned)s::bigint as is_last
+    from (
+        select named_tasks.id
+        from named_tasks
+        where named_tasks.id is not null
+        and (%(after)s::uuid is null or named_tasks.id < %(after)s::uuid)
+        group by named_tasks.id
+        having count(distinct named_tasks.kind) = %(kinds)s::integer
+        order by named_tasks.id desc
+        limit %(scanned)s::bigint
+    ) as candidate
+)
+
+-- name: list_tasks
+select {summary}
+from {tasks_of_tables} as found
+order by found.id desc
 limit %(limit)s::bigint;
+
+-- name: list_selected_tasks
+{candidates}
+select {summary}
+from {selected_tasks} as found
+order by found.id desc
+limit %(limit)s::bigint;
+
+-- name: count_tasks
+-- Below the first row at which the search of one of the tables ended, nothing is counted; there, the next step continues.
+with found as materialized (select found.id, found.is_match, found.is_last from {tasks_of_tables} as found)
+select count(*) filter (where found.is_match and (last.id is null or found.id >= last.id)), max(last.id::text)
+from (select max(found.id::text)::uuid as id from found where found.is_last) as last
+left join found on true;
+
+-- name: count_selected_tasks
+{candidates},
+found as materialized (select found.id, found.is_match, found.is_last from {selected_tasks} as found)
+select count(*) filter (where found.is_match and (last.id is null or found.id >= last.id)), max(last.id::text)
+from (select max(found.id::text)::uuid as id from found where found.is_last) as last
+left join found on true;
+
+-- name: list_running
+-- From the index of tasks in flight, whose size does not depend on the backlog.
+select {summary}
+from (
+    select
+        tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
+        tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code,
+        tasks.failed_attempts[cardinality(tasks.failed_attempts)] as last_error,
+        tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.status, true as is_match, false as is_last
+    from {schema}.tasks
+    where tasks.status <> 'PENDING'
+    and tasks.status = 'RUNNING'
+    order by tasks.started_at, tasks.id
+    limit %(limit)s::bigint
+) as found
+order by found.started_at, found.id;
 
 -- name: read_clock
 select clock_timestamp();

@@ -22,17 +22,20 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What is in one queue now. The waiting tasks of each queue, and the delayed tasks of all queues together, are counted up to a limit."""
+    """What is in one queue now. The waiting tasks of each queue, and the tasks of all queues together that are not due, are counted up to a limit."""
 
     name: str
     waiting: int = 0
     """Due and not claimed."""
-    delayed: int = 0
-    """Not due yet."""
+    scheduled: int = 0
+    """Not due yet, and not tried yet."""
+    retrying: int = 0
+    """Not due yet, because they wait for their retry."""
     claimed: int = 0
     running: int = 0
     more_waiting: bool = False
-    more_delayed: bool = False
+    more_not_due: bool = False
+    """There are more scheduled or retrying tasks."""
     oldest_waiting_s: float | None = None
     """How long the first of the waiting tasks has been due."""
     paused_at: datetime | None = None

@@ -58,11 +58,15 @@ waiting_counts as (
         ) as few
     ) as counted
 ),
-delayed_counts as (
+not_due_counts as (
     -- Limited over all queues together: tasks that are not due have no index by queue.
-    select queue_name, count(*) as count, sum(count(*)) over () >= %(counted)s::integer as is_more
+    select
+        queue_name,
+        count(*) filter (where attempts = 0) as scheduled,
+        count(*) filter (where attempts > 0) as retrying,
+        sum(count(*)) over () >= %(counted)s::integer as is_more
     from (
-        select queue_name
+        select queue_name, attempts
         from {schema}.tasks
         where status = 'PENDING'
         and not ready
@@ -89,18 +93,19 @@ worker_counts as (
 select
     queue_name,
     coalesce(waiting_counts.count, 0),
-    coalesce(delayed_counts.count, 0),
+    coalesce(not_due_counts.scheduled, 0),
+    coalesce(not_due_counts.retrying, 0),
     coalesce(in_flight_counts.claimed, 0),
     coalesce(in_flight_counts.running, 0),
     coalesce(waiting_counts.count >= %(counted)s::integer, false),
-    coalesce(delayed_counts.is_more, false),
+    coalesce(not_due_counts.is_more, false),
     -- `greatest` alone would turn null into zero.
     case when waiting_counts.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting_counts.oldest_at))::float8 end,
     queues.paused_at,
     coalesce(worker_counts.count, 0),
     queues.max_concurrency
 from waiting_counts
-full join delayed_counts using (queue_name)
+full join not_due_counts using (queue_name)
 full join in_flight_counts using (queue_name)
 full join worker_counts using (queue_name)
 full join (

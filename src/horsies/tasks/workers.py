@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, cast
 
-from horsies.db.statement import Op, execute, load, one
+from horsies.db.statement import Op, execute, load, one, rows
 from horsies.model.task import TaskId
 from horsies.tasks.ids import to_id
 
 MAX_TASKS, MAX_CHILDREN = 200, 1_000
 """How many are stored of one worker."""
 MAX_NAME = 200  # characters
+MAX_HOURS = 24 * 365
 
 SQL = load(__file__)
 
@@ -60,6 +61,30 @@ class ChildState:
     """How many tasks run in it."""
     waiting: int
     """How many tasks wait in it for a free slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadWorker:
+    """A worker that ended without deregistering, as its removal found it, and what has become of its tasks since."""
+
+    id: str
+    hostname: str
+    pid: int
+    app: str | None
+    started_at: datetime
+    last_heartbeat_at: datetime
+    found_at: datetime
+    tasks_held: int
+    outcomes: Mapping[str, int]
+    """How many of `task_ids` are in each status now; GONE: deleted."""
+    task_ids: Sequence[TaskId]
+    """The tasks that it held, the first 100 of them."""
+
+
+def list_dead_workers(hours: int, limit: int) -> Op[list[DeadWorker]]:
+    """List the workers that died in the last hours, the newest first."""
+    query = SQL["list_dead_workers"](hours=max(1, min(hours, MAX_HOURS)), limit=limit)
+    return [DeadWorker(*row) for row in (yield from rows(query))]
 
 
 def request_leave(worker_ids: Sequence[str]) -> Op[Mapping[str, bool]]:

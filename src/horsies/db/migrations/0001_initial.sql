@@ -499,6 +499,12 @@ return (failed_attempts || json_build_object(
     'ended_at', ended_at
 ))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):];
 
+-- The message of an error or of a failed attempt, up to 1000 characters. Found in the text, because JSON with \u0000 cannot be parsed here; so it still has
+-- the escapes of JSON.
+create function {schema}.error_message(error json) returns text
+language sql immutable parallel safe
+return left(substring(left(error::text, 5000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000);
+
 -- The first line of the message of an error, with numbers and ids masked, so that like errors are equal. Found in the text, because JSON with \u0000
 -- cannot be parsed here; so it still has the escapes of JSON.
 create function {schema}.error_summary(error json) returns text
@@ -863,13 +869,19 @@ create index tasks_cancel_idx on {schema}.tasks (id)
 create index tasks_unknown_idx on {schema}.tasks (task_name, (refused_by is not null), unknown_since)
     where unknown_since is not null;
 
+-- Tasks that were tried before: for their errors, in lists. Others pay nothing for it.
+create index tasks_tried_idx on {schema}.tasks (id)
+    where failed_attempts is not null or child_deaths > 0;
+
 create index finished_id_idx on {schema}.finished (id);
 -- For statistics by minute and lists by time. Its entries are in the order of insertion, so it is cheap. It is on an expression because statements that
 -- look for an id have a condition on `finished_at`, too, to skip partitions: with an index on the column, the planner would use that one for a task that
 -- ends "since now", since its statistics know of none, and read the whole batch for each of its tasks.
 create index finished_at_idx on {schema}.finished ((finished_at at time zone 'UTC'));
--- For lists of failures and groups of errors, which are rare beside successes.
+-- For groups of errors and the newest failures, which are rare beside successes.
 create index finished_failed_idx on {schema}.finished ((finished_at at time zone 'UTC'), id) where status = 'FAILED';
+-- For lists of tasks that have not succeeded, and searches in their errors, in order of the id.
+create index finished_unsuccessful_idx on {schema}.finished (id) where status <> 'COMPLETED';
 
 create index worker_states_latest_idx on {schema}.worker_states (worker_id, snapshot_at desc);
 
@@ -907,6 +919,9 @@ create index schedule_runs_schedule_idx on {schema}.schedule_runs (schedule_name
 create index schedule_runs_decided_idx on {schema}.schedule_runs (decided_at);
 -- Which schedule a task comes from.
 create index schedule_runs_task_idx on {schema}.schedule_runs (task_id);
+-- The tasks of a schedule, the newest first.
+create index schedule_runs_tasks_idx on {schema}.schedule_runs (schedule_name, task_id)
+    where task_id is not null;
 create index attempt_logs_stored_idx on {schema}.attempt_logs (stored_at);
 
 -- triggers
