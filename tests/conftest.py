@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.fixtures.processes",
     "tests.fixtures.workers",
     "tests.fixtures.everything",
+    "tests.fixtures.browsers",
     "tests.fixtures.proxies",
     "tests.fixtures.pgbouncer",
     "tests.fixtures.faults",
