@@ -170,7 +170,8 @@ def test_the_status_has_queues_workers_and_finished_tasks(
     register(sql, ME)
     found = cli("status", app_file, "--json").json
     assert found.keys() == {
-        "server", "queues", "workers", "finished_last_hour", "workflows", "schedules", "unknown", "oldest_waiting_s",
+        "now", "server", "findings", "queues", "error_groups", "workers", "schedules", "failing_schedules", "unknown", "workflows",
+        "finished_last_hour", "oldest_waiting_s",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
     assert found["finished_last_hour"] == {"COMPLETED": 1, "FAILED": 0, "CANCELLED": 0, "EXPIRED": 0}
@@ -192,7 +193,7 @@ def test_a_watch_repeats_until_ctrl_c_and_exits_without_an_error(database: str) 
         assert process.stdout is not None
         seen = 0
         while seen < 2:
-            seen += "workflows:" in process.stdout.readline()
+            seen += "workflows " in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 0

@@ -13,12 +13,15 @@ COMMANDS = {
     "migrate": "migrate",
     "check": "doctor",
     "status": "status",
+    "errors": "errors",
     "doctor": "doctor",
     "tasks": "tasks",
     "workflows": "workflows",
     "queues": "queues",
     "schedules": "schedules",
     "workers": "workers",
+    "audit": "audit",
+    "completion": "completion",
 }
 """Each command and the module of this package that defines it."""
 

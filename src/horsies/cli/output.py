@@ -1,58 +1,101 @@
-"""Print results as a table for people, or as JSON for programs."""
+"""Print results as text for people, or as JSON for programs.
+
+Whatever is stored may have been written by anyone: the name of a task, the message of an error. All text goes through `printable` before it is
+printed, so that none of it can move the cursor, hide a line or change the direction of writing.
+
+Tables fit the terminal: ids become short prefixes, long texts end with an ellipsis, and the least important columns are left out. In a pipe
+or a file, and with `--wide`, nothing is cut.
+"""
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, cast
 
 import click
+from rich.cells import cell_len, chop_cells
+from rich.console import Console
+from rich.text import Text
 
 from horsies.model.validation import format_duration
 
-UNLIMITED_WIDTH = 100_000  # characters: a table in a file or a pipe is neither cut nor wrapped
+UNLIMITED: Final = 100_000  # characters, or lines: a table in a file or a pipe is neither cut nor wrapped
+GAP: Final = 2  # spaces between two columns
+MIN_ID: Final = 13  # characters: the milliseconds of an id
+MIN_TEXT: Final = 6  # characters
+WIDE: Final = "horsies.wide"
+
+# Control characters, marks that change the direction of writing, invisible characters, line separators, and halves of surrogate pairs.
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_UNPRINTABLE_IN_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+_NAMES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def show_json(value: object) -> None:
-    """Print JSON, with times in ISO 8601 and durations in seconds."""
-    click.echo(json.dumps(value, default=_to_json, indent=2, ensure_ascii=False))
+def _remember_wide(context: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
+    context.meta[WIDE] = value
 
 
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table with numbers aligned to the right. If there is no row, print `empty` on stderr."""
-    from rich.console import Console  # noqa: PLC0415 - a worker does not need it
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    cells = list(rows)
-    if not cells:
-        click.echo(empty, err=True)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column, heading in enumerate(headings):
-        is_number = all(isinstance(row[column], int | float | None) for row in cells)
-        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(to_text(value)) for value in row))
-    Console(width=None if sys.stdout.isatty() else UNLIMITED_WIDTH).print(table)
+wide_option = click.option(
+    "--wide", is_flag=True, expose_value=False, callback=_remember_wide,
+    help="Print full ids and texts and all columns, even if lines get long.",
+)  # fmt: skip
 
 
-def show_paused(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None:
-    """Print whether a queue or a schedule is paused now."""
-    if as_json:
-        show_json({"name": name, "is_paused": is_paused})
-    else:
-        click.echo(f"{kind} {name!r} is {'paused' if is_paused else 'not paused'}")
+class Styled(NamedTuple):
+    """A value of a table, in a colour."""
+
+    value: object
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column of a table behaves if the terminal is too narrow."""
+
+    heading: str
+    drop: int = 0
+    """0: it is always shown. Otherwise the columns with the highest numbers are left out first."""
+    shrink: int | None = None
+    """Its text may be cut down to this many characters."""
+    is_id: bool = False
+    """Its text may be cut to a prefix that is unique in the table."""
+
+
+# -- text that is safe to print
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Replace characters that a terminal would obey, or that nobody can see, by their escapes. With `lines`, line ends and tabs stay."""
+    return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    code = ord(character)
+    if character in _NAMES:
+        return _NAMES[character]
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print text that may contain what is stored."""
+    click.echo(printable(text, lines=True), err=err)
 
 
 def to_text(value: object) -> str:
-    """Format one value for people, times in the machine's time zone."""
+    """Format one value for people, on one line, with times in the machine's time zone."""
     match value:
         case None:
             return "-"
         case datetime():
-            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
         case timedelta():
             return format_duration(value.total_seconds())
         case float():
@@ -60,7 +103,29 @@ def to_text(value: object) -> str:
         case list() | tuple():
             return ", ".join(to_text(part) for part in cast("Sequence[object]", value)) or "-"
         case _:
-            return str(value)
+            return printable(str(value))
+
+
+def to_age(time: datetime | None, now: datetime) -> str | None:
+    """Format how long ago something was; None if it was never. Use the database's clock as `now`."""
+    return None if time is None else format_duration(max(0.0, (now - time).total_seconds()))
+
+
+def cut(text: str, width: int) -> str:
+    """Shorten a text to this many cells of a terminal."""
+    if cell_len(text) <= width:
+        return text
+    return f"{(chop_cells(text, max(1, width - 1)) or [''])[0]}…"
+
+
+# -- JSON
+
+
+def show_json(value: object, *, indent: int | None = 2) -> None:
+    """Print JSON, with times in ISO 8601 and durations in seconds."""
+    text = json.dumps(value, default=_to_json, indent=indent, ensure_ascii=False)
+    # Within strings of JSON: no other part has such characters, except the line ends of `indent`.
+    click.echo(_UNPRINTABLE_IN_LINES.sub(lambda match: json.dumps(match[0])[1:-1], text))
 
 
 def _to_json(value: object) -> Any:
@@ -78,3 +143,124 @@ def _to_json(value: object) -> Any:
             return sorted(cast("set[str]", value))
         case _:
             return str(value)
+
+
+# -- lines, for a terminal of this size
+
+
+def terminal_size() -> tuple[int, int]:
+    """Return how many columns and lines the output may have."""
+    context = click.get_current_context(silent=True)
+    if not sys.stdout.isatty() or (context is not None and context.meta.get(WIDE)):
+        return UNLIMITED, UNLIMITED
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines
+
+
+def show_lines(lines: Iterable[Text]) -> None:
+    console = Console(width=UNLIMITED, highlight=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    console.file.flush()  # a pipe would get nothing until its buffer is full
+
+
+def wrap(prefix: str, text: str, width: int, style: str = "") -> list[Text]:
+    """Return the text, wrapped between words, after a prefix in this style. Later lines are indented by as much."""
+    room = max(20, width - len(prefix))
+    wrapped = Text(printable(text)).wrap(Console(width=room), room)
+    starts = [Text(prefix, style), *(Text(" " * len(prefix)) for _ in wrapped[1:])]
+    return [start.append_text(line) for start, line in zip(starts, wrapped, strict=True)] or [Text(prefix, style)]
+
+
+def show_facts(facts: Mapping[str, object]) -> None:
+    """Print names and values below each other."""
+    width, longest = terminal_size()[0], max(map(len, facts), default=0)
+    for name, value in facts.items():
+        show_lines(wrap(f"{name:<{longest + GAP}}", to_text(value), width))
+
+
+def show_paused(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None:
+    """Print whether a queue or a schedule is paused now."""
+    if as_json:
+        show_json({"name": name, "is_paused": is_paused})
+    else:
+        echo(f"{kind} {name!r} is {'paused' if is_paused else 'not paused'}")
+
+
+# -- tables
+
+
+def show_table(headings: Sequence[str | Column], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print a table. If there is no row, print `empty` on stderr."""
+    cells = list(rows)
+    if not cells:
+        click.echo(empty, err=True)
+    else:
+        show_lines(table_lines(headings, cells, terminal_size()[0]))
+
+
+def table_lines(headings: Sequence[str | Column], rows: Iterable[Sequence[object]], width: int) -> list[Text]:
+    """Return the lines of a table that is at most as wide as this, with numbers aligned to the right."""
+    columns = [Column(heading) if isinstance(heading, str) else heading for heading in headings]
+    values = [[cell if isinstance(cell, Styled) else Styled(cell, "") for cell in row] for row in rows]
+    texts = [[to_text(cell.value) for cell in row] for row in values]
+    is_number = [all(isinstance(row[at].value, int | float | None) for row in values) for at in range(len(columns))]
+    widths = _fit(columns, texts, width)
+
+    def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
+        text = Text()
+        for at, room in widths.items():
+            shown = cells[at][:room] if columns[at].is_id else cut(cells[at], room)
+            padding = " " * (room - cell_len(shown))
+            text.append(" " * GAP if len(text) else "")
+            text.append(padding if is_number[at] else "").append(shown, styles[at]).append(
+                "" if is_number[at] else padding
+            )
+        text.rstrip()
+        return text
+
+    heading = line([column.heading for column in columns], ["bold"] * len(columns))
+    return [heading, *(line(row, [cell.style for cell in styled]) for row, styled in zip(texts, values, strict=True))]
+
+
+def _fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> dict[int, int]:
+    """Return the columns that are shown, by position, and how wide each one is."""
+    wanted = [max([len(column.heading), *(cell_len(row[at]) for row in rows)]) for at, column in enumerate(columns)]
+    widths = dict(enumerate(wanted))
+    if _spare(widths, width) >= 0:
+        return widths
+    widths = {at: _least_width(column, [row[at] for row in rows], wanted[at]) for at, column in enumerate(columns)}
+    for at in sorted(widths, key=lambda at: -columns[at].drop):
+        if columns[at].drop and _spare(widths, width) < 0:
+            del widths[at]
+    while growing := [at for at in widths if widths[at] < wanted[at] and not columns[at].is_id][
+        : max(0, _spare(widths, width))
+    ]:
+        for at in growing:
+            widths[at] += 1
+    # Names may be longer than a terminal is wide.
+    while _spare(widths, width) < 0 and max(widths.values()) > MIN_TEXT:
+        widths[max(widths, key=lambda at: widths[at])] -= 1
+    return widths
+
+
+def _spare(widths: Mapping[int, int], width: int) -> int:
+    """Return how many characters are left beside these columns."""
+    return width - sum(widths.values()) - GAP * (len(widths) - 1)
+
+
+def _least_width(column: Column, texts: Sequence[str], wanted: int) -> int:
+    """Return the width that is enough for a column of a narrow table."""
+    if column.is_id:
+        return min(wanted, max(_unique_length(texts), len(column.heading)))
+    return wanted if column.shrink is None else min(wanted, max(column.shrink, len(column.heading)))
+
+
+def _unique_length(ids: Sequence[str]) -> int:
+    """Return how many characters tell these ids apart."""
+    different = sorted(set(ids))
+    return max([MIN_ID, *(_common_length(one, other) + 1 for one, other in pairwise(different))])
+
+
+def _common_length(one: str, other: str) -> int:
+    return next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), len(one))

@@ -1,25 +1,40 @@
-"""`horsies queues`: list, pause, resume and purge."""
+"""`horsies queues`: list, pause, resume, cap and purge."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 import click
+from rich.text import Text
 
 from horsies.app import Horsies
 from horsies.cli.bulk import run_bulk
 from horsies.cli.options import database_command, dry_run_option, name_argument, yes_option
-from horsies.cli.output import show_json, show_paused, show_table
+from horsies.cli.output import (
+    Column,
+    Styled,
+    echo,
+    show_json,
+    show_lines,
+    show_paused,
+    table_lines,
+    terminal_size,
+    to_age,
+    wide_option,
+)
 from horsies.model.validation import format_duration
-from horsies.tasks.queues import QueueSummary
+from horsies.tasks.queues import MAX_CAP, QueueSummary
+
+NO_QUEUE: Final = "no queue has a task, a worker or a pause"
 
 
 @click.group()
 def queues() -> None:
-    """Inspect, pause, resume and empty queues."""
+    """Inspect, pause, resume, cap and empty queues."""
 
 
-@database_command(queues.command)
+@database_command(queues.command, wide_option)
 def list_(target: Horsies, *, as_json: bool) -> None:
     """List queues with the numbers of their tasks.
 
@@ -32,21 +47,31 @@ def list_(target: Horsies, *, as_json: bool) -> None:
     if as_json:
         show_json({"queues": [asdict(queue) | _settings(target, queue.name) for queue in summaries]})
     else:
-        show_queues(target, summaries)
+        now = target.ops.read_clock()
+        lines = queue_table(target, summaries, now, terminal_size()[0])
+        if lines:
+            show_lines(lines)
+        else:
+            click.echo(NO_QUEUE, err=True)
 
 
-def show_queues(target: Horsies, summaries: Sequence[QueueSummary]) -> None:
-    headings = ["QUEUE", "WAITING", "SCHEDULED", "RETRYING", "CLAIMED", "RUNNING", "OLDEST", "PAUSED", "WORKERS"]
-    extra = ["PRIORITY", "CAP"] if target.tasks else []
+def queue_table(target: Horsies, summaries: Sequence[QueueSummary], now: datetime, width: int) -> list[Text]:
+    """Return the lines of the table; none if there is no queue. Queues with a problem are in colour."""
+    columns = [
+        Column("QUEUE", shrink=8), "WAITING", Column("SCHEDULED", drop=4), Column("RETRYING", drop=2), Column("CLAIMED", drop=6), "RUNNING", "OLDEST", "PAUSED",
+        Column("WORKERS", drop=3), Column("PRIORITY", drop=5), Column("CAP", drop=1),
+    ]  # fmt: skip
     rows: list[Sequence[object]] = []
     for queue in summaries:
         waiting = f"{queue.waiting}+" if queue.more_waiting else queue.waiting
         not_due = [f"{count}+" if queue.more_not_due else count for count in (queue.scheduled, queue.retrying)]
         oldest = None if queue.oldest_waiting_s is None else format_duration(queue.oldest_waiting_s)
-        settings = _settings(target, queue.name).values() if extra else ()
+        settings = _settings(target, queue.name)
+        cap = settings["max_concurrency"] if queue.cap is None else queue.cap
+        paused = Styled(to_age(queue.paused_at, now), "yellow")
         counts = (waiting, *not_due, queue.claimed, queue.running)
-        rows.append((queue.name, *counts, oldest, queue.paused_at, queue.workers, *settings))
-    show_table([*headings, *extra], rows, empty="no queue has a task, a worker or a pause")
+        rows.append((queue.name, *counts, oldest, paused, queue.workers, settings["priority"], cap))
+    return table_lines(columns, rows, width) if rows else []
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:
@@ -79,6 +104,37 @@ def resume(target: Horsies, *, name: str, as_json: bool) -> None:
     show_paused("queue", name, is_paused=False, as_json=as_json)
 
 
+@database_command(
+    queues.command,
+    name_argument,
+    click.argument("cap", metavar="[N]", type=int, required=False),
+    click.option("--reset", is_flag=True, help="Remove the cap: each app has its own max_concurrency again."),
+)
+def cap_(target: Horsies, *, name: str, cap: int | None, reset: bool, as_json: bool) -> None:
+    """Let at most N tasks of a queue be in flight in the whole cluster, whatever its apps declare.
+
+    The cap stays until it is changed or reset. Workers obey within a second; tasks that run are not stopped.
+
+    \b
+    horsies queues cap mail 5
+    horsies queues cap mail --reset
+    """
+    if (cap is None) is not reset:
+        raise click.UsageError("give the number of tasks, such as 5, or --reset to remove the cap; not both")
+    _check_name(target, name)
+    try:
+        target.ops.set_queue_cap(name, cap)
+    except ValueError as error:
+        stop = f"; `horsies queues pause {name}` stops it" if cap == 0 else ""
+        raise click.UsageError(
+            f"{cap} is out of range; choose a number from 1 to {MAX_CAP}{stop}" if cap is not None else str(error)
+        ) from None
+    if as_json:
+        show_json({"name": name, "cap": cap})
+    else:
+        echo(f"queue {name!r} has {'no cap at run time' if cap is None else f'a cap of {cap}'}")
+
+
 @database_command(queues.command, name_argument, dry_run_option, yes_option)
 def purge(target: Horsies, *, name: str, **flags: bool) -> None:
     """Cancel all tasks of a queue that have not started, including delayed tasks and retries.
@@ -99,4 +155,4 @@ def _check_name(target: Horsies, name: str) -> None:
     if target.tasks:
         target.config.queue_named(name)
     elif name not in {queue.name for queue in target.ops.list_queues()}:
-        click.echo(f"warning: no task, worker or pause in this database names a queue {name!r}", err=True)
+        echo(f"warning: no task, worker or pause in this database names a queue {name!r}", err=True)

@@ -1,82 +1,431 @@
-"""`horsies status`: the whole system on one screen."""
+"""`horsies status`: what is wrong, on the first screen.
 
+The findings of the doctor's quick checks come first, then what they are based on. On a terminal the text is made to fit the screen: each part
+has shorter versions, and the parts that matter least are shortened first. In a pipe, and with `--wide`, everything is printed.
+"""
+
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from queue import Empty, SimpleQueue
+from typing import Any, Final
 
 import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from horsies.app import Horsies
 from horsies.cli.options import database_command
-from horsies.cli.output import show_json
-from horsies.cli.queues import show_queues
-from horsies.cli.workers import show_workers
+from horsies.cli.output import (
+    UNLIMITED,
+    Column,
+    cut,
+    printable,
+    show_json,
+    show_lines,
+    table_lines,
+    terminal_size,
+    to_age,
+    to_text,
+    wide_option,
+    wrap,
+)
+from horsies.cli.queues import queue_table
+from horsies.cli.workers import worker_table
+from horsies.doctor.findings import Finding, Severity
 from horsies.model.database_url import mask_passwords
-from horsies.tasks.unknown import MAX_COUNTED
+from horsies.model.errors import HorsiesError
+from horsies.model.graph import WorkflowStatus
+from horsies.model.status import TaskStatus
+from horsies.model.validation import format_duration
+from horsies.ops.statistics import ErrorGroup
+from horsies.schedules.control import ScheduleInfo
+from horsies.tasks.inspect import WorkerSummary
+from horsies.tasks.queues import QueueSummary, ServerInfo
+from horsies.tasks.unknown import MAX_COUNTED, UnknownTasks
 
-MINUTES = 60
+MINUTES: Final = 60
+TOP: Final = 5  # groups of errors
+FEW: Final = 3  # rows of a table that was shortened
+WATCH_S: Final = 2.0
+SLICE_S: Final = 1.0  # how often a screen is drawn while the database does not answer
+STYLES: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is shown, read at one time."""
+
+    now: datetime
+    server: ServerInfo
+    findings: Sequence[Finding]
+    queues: Sequence[QueueSummary]
+    error_groups: Sequence[ErrorGroup]
+    workers: Sequence[WorkerSummary]
+    schedules: Sequence[ScheduleInfo]
+    unknown: Sequence[UnknownTasks]
+    workflows: Mapping[WorkflowStatus, int]
+    ended: Mapping[TaskStatus, int]
+
+
+@dataclass(slots=True)
+class Section:
+    """A part of the screen. `versions` become shorter; the last one may be empty."""
+
+    versions: Sequence[Sequence[Text]]
+    shown: int = 0
+    is_apart: bool = field(default=False)
+    """An empty line precedes it, if there is room."""
+
+    @property
+    def lines(self) -> Sequence[Text]:
+        return self.versions[self.shown]
+
+
+class Interval(click.ParamType[float]):
+    """A number of seconds."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a number of seconds; write the APP first: horsies status {value} --watch", param, ctx
+            )
+        if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - explained in the message
+            self.fail(f"{value} is out of range; choose a number of seconds from 0.1 to 86400", param, ctx)
+        return seconds
 
 
 @database_command(
     click.command,
-    click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Repeat at this interval until Ctrl-C."),
+    click.option(
+        "--watch", type=Interval(), is_flag=False, flag_value=str(WATCH_S), metavar="[SECONDS]",
+        help="Keep it up to date until Ctrl-C; without a number, every 2 seconds.",
+    ),
+    wide_option,
     argument=True,
 )  # fmt: skip
 def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
-    """Show queues, workers, and the tasks that ended in the last hour.
+    """Show what is wrong, then queues, failing tasks, workers and schedules.
 
-    With an APP, its empty queues are shown too. The command stays cheap with a backlog of millions: waiting tasks are counted up to
-    100000 (a plus means more), and what takes too long to count is left out.
+    The problems come first, each with its cause and its fix. The text is made to fit the terminal; in a pipe, or with --wide, it is complete.
+    The command stays cheap with a backlog of millions: waiting tasks are counted up to 100000 (a plus means more). Exit code 0, whatever was
+    found: `horsies doctor` has an exit code for problems.
+
+    With --watch, an outage of the database is shown, and the command continues when the database is back. With --watch --json, each line is a
+    document, and {"error": ...} during an outage.
 
     \b
-    horsies status shop:app --watch 2
+    horsies status shop:app --watch
     """
     if watch is None:
-        _show(target, clears=False, as_json=as_json)
+        snapshot = _read(target)
+        if as_json:
+            show_json(_to_json(snapshot))
+        else:
+            width, height = terminal_size()
+            show_lines(_render(target, snapshot, width, height - 1 if height < UNLIMITED else height))
         return
     try:
-        while True:
-            _show(target, clears=True, as_json=as_json)
-            time.sleep(watch)
+        _watch(target, watch, as_json=as_json)
     except KeyboardInterrupt:
-        click.echo()
+        raise click.exceptions.Exit(0) from None
 
 
-def _show(target: Horsies, *, clears: bool, as_json: bool) -> None:
-    """Read everything, then clear the screen if it is used again, and show what was read."""
+def _read(target: Horsies) -> Snapshot:
     ops = target.ops
-    server, queues, workers = ops.get_server_info(), ops.list_queues(), ops.list_workers()
-    finished, workflows = ops.count_ended(minutes=MINUTES), ops.count_workflows()
-    schedules, unknown = Counter(info.state for info in ops.list_schedules()), ops.list_unknown_tasks()
-    if clears:
-        click.clear()
-    if as_json:
-        waits = [queue.oldest_waiting_s for queue in queues if queue.oldest_waiting_s is not None]
-        show_json(
-            {"server": server, "queues": queues, "workers": workers, "finished_last_hour": finished, "workflows": workflows}
-            | {"schedules": dict(schedules), "unknown": unknown, "oldest_waiting_s": max(waits, default=None)}
-        )  # fmt: skip
+    return Snapshot(
+        now=ops.read_clock(),
+        server=ops.get_server_info(),
+        findings=ops.findings(),
+        queues=ops.list_queues(),
+        error_groups=ops.error_groups(hours=1, limit=TOP),
+        workers=ops.list_workers(),
+        schedules=ops.list_schedules(),
+        unknown=ops.list_unknown_tasks(),
+        workflows=ops.count_workflows(),
+        ended=ops.count_ended(minutes=MINUTES),
+    )
+
+
+def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
+    waits = [queue.oldest_waiting_s for queue in snapshot.queues if queue.oldest_waiting_s is not None]
+    return {
+        "now": snapshot.now,
+        "server": snapshot.server,
+        "findings": [
+            {"code": each.code, "severity": each.severity.word, "seen": each.seen, "fix": each.fix, "data": each.data}
+            for each in snapshot.findings
+        ],
+        "queues": snapshot.queues,
+        "error_groups": snapshot.error_groups,
+        "workers": snapshot.workers,
+        "schedules": Counter(info.state for info in snapshot.schedules),
+        "failing_schedules": [info for info in snapshot.schedules if info.failures_in_a_row],
+        "unknown": snapshot.unknown,
+        "workflows": snapshot.workflows,
+        "finished_last_hour": snapshot.ended,
+        "oldest_waiting_s": max(waits, default=None),
+    }
+
+
+# -- staying live
+
+
+def _watch(target: Horsies, interval_s: float, *, as_json: bool) -> None:
+    """Read again and again in a thread: while the database does not answer, the screen says so, and Ctrl-C still works."""
+    console = Console(highlight=False)
+    if as_json or not console.is_terminal:
+        for snapshot, outage in _snapshots(target, interval_s):
+            if outage and outage.is_new:
+                _show_outage(outage, as_json=as_json)
+            elif snapshot and not outage:
+                _show_next(target, snapshot, as_json=as_json)
         return
-    schema = f"schema {target.broker.config.schema} version {server.schema_version}"
-    click.echo(mask_passwords(target.broker.config.database_url))
-    click.echo(f"PostgreSQL {server.server_version}, {schema}\n")
-    show_queues(target, queues)
-    click.echo()
-    show_workers(workers)
-    click.echo(f"\nlast hour:  {_finished_text(finished)}")
-    click.echo(f"workflows:  {_counts_text(workflows) or 'none under way'}")
-    click.echo(f"schedules:  {_counts_text(schedules) or 'none'}")
-    for tasks in unknown:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for snapshot, outage in _snapshots(target, interval_s):
+            width, height = console.size
+            above = outage.lines(width) if outage else []
+            below = _render(target, snapshot, width, height - len(above)) if snapshot else []
+            live.update(Group(*[*above, *below][:height]), refresh=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The database has not answered for this long."""
+
+    message: str
+    silent_s: float
+    is_new: bool
+    """An attempt has failed just now."""
+
+    def lines(self, width: int) -> list[Text]:
+        text = f"no answer from the database for {format_duration(self.silent_s)}; what is below is old, and it is tried again"
+        reason = wrap("        ", self.message, width)[:3] if self.message else []
+        return [*wrap("OUTAGE  ", text, width, "bold white on red"), *reason, Text()]
+
+
+def _snapshots(target: Horsies, interval_s: float) -> Iterator[tuple[Snapshot | None, Outage | None]]:
+    """Yield the newest snapshot whenever there is something new to show."""
+    snapshot, message, answered = None, "", time.monotonic()
+    results = SimpleQueue[Snapshot | HorsiesError]()
+    while True:
+        # A daemon: it may be blocked on a connection when Ctrl-C ends the process.
+        threading.Thread(target=_read_into, args=[results, target], name="status", daemon=True).start()
+        while (result := _take(results, SLICE_S)) is None:
+            silent_s = time.monotonic() - answered - interval_s
+            if message or silent_s > 2 * SLICE_S:
+                yield snapshot, Outage(message, max(0.0, silent_s), is_new=False)
+        if isinstance(result, Snapshot):
+            snapshot, message, answered = result, "", time.monotonic()
+            yield snapshot, None
+        else:
+            message = mask_passwords(" ".join(str(result).split()))
+            yield snapshot, Outage(message, time.monotonic() - answered, is_new=True)
+        time.sleep(interval_s)
+
+
+def _read_into(results: SimpleQueue[Snapshot | HorsiesError], target: Horsies) -> None:
+    try:
+        results.put(_read(target))
+    except HorsiesError as error:
+        results.put(error)
+
+
+def _take(results: SimpleQueue[Snapshot | HorsiesError], timeout_s: float) -> Snapshot | HorsiesError | None:
+    try:
+        return results.get(timeout=timeout_s)
+    except Empty:
+        return None
+
+
+def _show_outage(outage: Outage, *, as_json: bool) -> None:
+    if as_json:
+        show_json({"error": outage.message, "silent_s": outage.silent_s}, indent=None)
+    else:
+        show_lines([*outage.lines(UNLIMITED)])
+
+
+def _show_next(target: Horsies, snapshot: Snapshot, *, as_json: bool) -> None:
+    if as_json:
+        show_json(_to_json(snapshot), indent=None)
+    else:
+        show_lines([*_render(target, snapshot, UNLIMITED, UNLIMITED), Text()])
+
+
+# -- the screen
+
+
+def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> list[Text]:
+    """Return the lines of the screen: at most `height` of them, if anyhow possible."""
+    findings = Section(_finding_versions(snapshot.findings, width), is_apart=True)
+    queues = Section(_queue_versions(target, snapshot, width), is_apart=True)
+    errors = Section(_error_versions(snapshot, width), is_apart=bool(snapshot.error_groups))
+    workers = Section(_worker_versions(snapshot, width), is_apart=True)
+    schedules = Section(_schedule_versions(snapshot, width))
+    others = Section([list(_facts(snapshot, width))])
+    header = Section([[_header(target, snapshot, width)]])
+    sections = [header, findings, queues, errors, workers, schedules, others]
+    shortened = [
+        workers,
+        queues,
+        workers,
+        queues,
+        errors,
+        schedules,
+        errors,
+        findings,
+        queues,
+        workers,
+        findings,
+        schedules,
+    ]
+
+    def needed() -> int:
+        return sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
+
+    def has_room() -> bool:
+        return needed() <= height
+
+    if not has_room():
+        for section in (errors, workers, queues):
+            section.is_apart = False
+    for section in shortened:
+        if has_room():
+            break
+        section.shown = min(section.shown + 1, len(section.versions) - 1)
+    lines = [line for section in sections for line in _with_gap(section)]
+    return lines if len(lines) <= height else lines[:height]
+
+
+def _with_gap(section: Section) -> list[Text]:
+    return [Text(), *section.lines] if section.is_apart and section.lines else [*section.lines]
+
+
+def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
+    config, server = target.broker.config, snapshot.server
+    version = server.server_version.partition(" ")[0]
+    rest = f"  PostgreSQL {version}, schema {config.schema} {server.schema_version}  {to_text(snapshot.now)}"
+    url, room = printable(mask_passwords(config.database_url)), max(10, width - len(rest))
+    place = url if len(url) <= room else url.rpartition("@")[2].partition("?")[0]
+    return Text(f"{cut(place, room)}{rest}", "dim")
+
+
+def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text]]:
+    """With fixes; without them; a line each; the worst ones."""
+    counts = Counter(each.severity for each in findings)
+    words = [
+        f"{count} {severity.word}{'' if count == 1 or severity is Severity.INFO else 's'}"
+        for severity in reversed(Severity)
+        if (count := counts[severity])
+    ]
+    worst = max((each.severity for each in findings), default=Severity.OK)
+    title = Text(", ".join(words) or "no problems found", STYLES[worst])
+    hint = [Text("fixes: horsies doctor", "dim")]
+    seen = [
+        wrap(f"{each.severity.word:<8}", f"{each.code}: {each.seen}", width, STYLES[each.severity]) for each in findings
+    ]
+    fixes = [wrap("        fix: ", each.fix, width) if each.severity > Severity.INFO else [] for each in findings]
+    if not findings:
+        return [[title]]
+    return [
+        [title, *(line for one, fix in zip(seen, fixes, strict=True) for line in (*one, *fix))],
+        [title, *(line for one in seen for line in one), *hint],
+        [title, *(one[0] if len(one) == 1 else Text(f"{one[0].plain[: width - 1]}…") for one in seen), *hint],
+    ]
+
+
+def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[list[Text]]:
+    """All queues; those with the most to say; their number."""
+    everything = queue_table(target, snapshot.queues, snapshot.now, width)
+    if not everything:
+        return [[Text("queues         none has a task, a worker or a pause")]]
+    first = sorted(snapshot.queues, key=lambda queue: (queue.paused_at is None, -(queue.oldest_waiting_s or 0.0)))[:FEW]
+    more = _more(len(snapshot.queues) - FEW, "horsies queues list")
+    return [
+        everything,
+        [*queue_table(target, first, snapshot.now, width), *more],
+        [_fact("queues", f"{len(snapshot.queues)}: horsies queues list")],
+    ]
+
+
+def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
+    """The top failing tasks; the first ones; their number."""
+    if not snapshot.error_groups:
+        return [[_fact("failing tasks", "none in the last hour")]]
+    columns = [
+        Column("FAILED TASK", shrink=12), "COUNT", Column("LAST", drop=2), Column("CODE", shrink=10), Column("MESSAGE", shrink=16),
+    ]  # fmt: skip
+    rows = [
+        (each.task_name, each.count if each.is_complete else f"{each.count}+", to_age(each.last_at, snapshot.now), each.error_code, each.message)
+        for each in snapshot.error_groups
+    ]  # fmt: skip
+    lines = table_lines(columns, rows, width)
+    few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies errors")]
+    groups = sum(each.count for each in snapshot.error_groups)
+    return [lines, few, [_fact("failing tasks", f"{groups} failures in the last hour: horsies errors")]]
+
+
+def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
+    """All workers; the first ones; their number."""
+    if not snapshot.workers:
+        return [[_fact("workers", "none is registered")]]
+    lines = worker_table(snapshot.workers, width)
+    count = len(snapshot.workers)
+    few = [*lines[: 1 + FEW], *_more(count - FEW, "horsies workers list")]
+    running, slots = (
+        sum(worker.tasks_running for worker in snapshot.workers),
+        sum(worker.processes * worker.concurrency for worker in snapshot.workers),
+    )
+    return [lines, few, [_fact("workers", f"{count}, {running} of {slots} slots busy: horsies workers list")]]
+
+
+def _schedule_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
+    counts = Counter(info.state for info in snapshot.schedules)
+    summary = _fact("schedules", _counts_text(counts) or "none")
+    failing = [info for info in snapshot.schedules if info.failures_in_a_row]
+    lines = [
+        line
+        for info in failing
+        for line in wrap(
+            "               ",
+            f"{info.name}: {info.failures_in_a_row} failed in a row, {info.last_error_code or info.last_status}; "
+            f"see `horsies schedules show {info.name}`",
+            width,
+        )
+    ]
+    short = _fact("schedules", f"{_counts_text(counts) or 'none'}; {len(failing)} failing: horsies schedules list")
+    return [[summary, *lines], [short]] if failing else [[summary]]
+
+
+def _facts(snapshot: Snapshot, width: int) -> Iterator[Text]:
+    for tasks in snapshot.unknown:
         why = "no worker can read the arguments of" if tasks.is_refused else "no worker knows"
         count = f"{tasks.count}{'+' if tasks.count >= MAX_COUNTED else ''}"
-        click.echo(f"unknown:    {count} tasks wait since {tasks.since:%Y-%m-%d %H:%M:%S%z}: {why} {tasks.task_name}")
+        yield _fact(
+            "unknown",
+            cut(f"{count} wait for {to_age(tasks.since, snapshot.now)}: {why} {to_text(tasks.task_name)}", width - 15),
+        )
+    yield _fact("workflows", _counts_text(snapshot.workflows) or "none under way")
+    total, parts = sum(snapshot.ended.values()), {kind: count for kind, count in snapshot.ended.items() if count}
+    words = f": {_counts_text(parts)}" if parts else ""
+    yield _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}")
+
+
+def _fact(name: str, value: str) -> Text:
+    return Text(f"{name:<15}{value}")
+
+
+def _more(count: int, command: str) -> list[Text]:
+    return [Text(f"{count} more: {command}", "dim")] if count > 0 else []
 
 
 def _counts_text(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-
-
-def _finished_text(counts: Mapping[Any, int]) -> str:
-    total, parts = sum(counts.values()), _counts_text({kind: count for kind, count in counts.items() if count})
-    return f"{total} ended, {total / MINUTES:.1f} a minute{f': {parts}' if parts else ''}"

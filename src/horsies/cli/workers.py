@@ -1,17 +1,31 @@
-"""`horsies workers`: list, show and ping."""
+"""`horsies workers`: list, show, ping and leave."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from operator import attrgetter
 
 import click
+from rich.text import Text
 
 from horsies.app import Horsies
 from horsies.cli.options import database_command, find_id, parse_seconds
-from horsies.cli.output import show_json, show_table, to_text
+from horsies.cli.output import (
+    Column,
+    echo,
+    show_facts,
+    show_json,
+    show_lines,
+    show_table,
+    table_lines,
+    terminal_size,
+    to_age,
+    wide_option,
+)
 from horsies.model.validation import format_duration
 from horsies.tasks.inspect import WorkerSummary
+from horsies.tasks.workers import ChildState
 
 POLL_S = 0.02
 REQUEST_AGAIN_S = 1.0  # a worker that is starting or reconnecting has missed the first request
@@ -19,10 +33,10 @@ REQUEST_AGAIN_S = 1.0  # a worker that is starting or reconnecting has missed th
 
 @click.group()
 def workers() -> None:
-    """Inspect workers, and check that they respond."""
+    """Inspect workers, check that they respond, and ask them to leave."""
 
 
-@database_command(workers.command)
+@database_command(workers.command, wide_option)
 def list_(target: Horsies, *, as_json: bool) -> None:
     """List the registered workers, oldest first.
 
@@ -34,59 +48,120 @@ def list_(target: Horsies, *, as_json: bool) -> None:
     registered = target.ops.list_workers()
     if as_json:
         show_json({"workers": registered})
+    elif lines := worker_table(registered, terminal_size()[0]):
+        show_lines(lines)
     else:
-        show_workers(registered)
+        click.echo("no worker is registered", err=True)
 
 
-def show_workers(registered: Sequence[WorkerSummary]) -> None:
-    show_table(
-        ["WORKER", "APP", "HOST", "PID", "SLOTS", "RUNNING", "CLAIMED", "HEARTBEAT", "UP SINCE", "MEMORY MB", "QUEUES"],
-        [
-            (
-                worker.id, worker.app, worker.hostname, worker.pid, worker.processes * worker.concurrency,
-                worker.tasks_running, worker.tasks_claimed, f"{format_duration(worker.heartbeat_age_s)} ago", worker.started_at,
-                None if worker.memory_usage_mb is None else round(worker.memory_usage_mb + (worker.children_memory_mb or 0)),
-                worker.queues,
-            )
-            for worker in registered
-        ],
-        empty="no worker is registered",
-    )  # fmt: skip
+def worker_table(registered: Sequence[WorkerSummary], width: int) -> list[Text]:
+    """Return the lines of the table; none if there is no worker."""
+    columns = [
+        Column("WORKER", is_id=True), Column("APP", drop=3, shrink=8), Column("HOST", drop=4, shrink=8), Column("PID", drop=6),
+        Column("SLOTS", drop=7), "RUNNING", Column("CLAIMED", drop=9), "HEARTBEAT", Column("UP SINCE", drop=10),
+        Column("MB", drop=5), Column("QUEUES", shrink=10), Column("STATE", drop=2),
+    ]  # fmt: skip
+    rows = [
+        (
+            worker.id, worker.app, worker.hostname, worker.pid, worker.processes * worker.concurrency,
+            worker.tasks_running, worker.tasks_claimed, f"{format_duration(worker.heartbeat_age_s)} ago", worker.started_at,
+            None if worker.memory_usage_mb is None else round(worker.memory_usage_mb + (worker.children_memory_mb or 0)),
+            worker.queues, "leaving" if worker.leave_requested_at else None,
+        )
+        for worker in registered
+    ]  # fmt: skip
+    return table_lines(columns, rows, width) if rows else []
 
 
 @database_command(
     workers.command,
     click.argument("worker_id", metavar="ID"),
-    click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of snapshots."),
+    click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Number of snapshots."),
+    wide_option,
 )
 def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
-    """Show one worker and its health over time, newest first. A prefix of its id is enough.
+    """Show one worker: what each of its children runs, and its health over time, newest first. A prefix of its id is enough.
 
-    Also works for workers that are gone: snapshots are kept for a day.
+    Children are shown as of the worker's last heartbeat. This also works for workers that are gone: snapshots are kept for a day.
 
     \b
     horsies workers show 36101082 --limit 100
     """
     full_id = find_id(target, "worker", worker_id)
     worker = next((worker for worker in target.ops.list_workers() if worker.id == full_id), None)
-    states = target.ops.list_worker_states(full_id, limit=limit)
+    children, states = target.ops.list_children(full_id), target.ops.list_worker_states(full_id, limit=limit)
     if as_json:
-        show_json({"id": full_id, "is_registered": worker is not None, "worker": worker, "states": states})
+        known = {"id": full_id, "is_registered": worker is not None, "worker": worker}
+        show_json(known | {"children": children, "states": states})
         return
-    facts = asdict(worker) if worker else {"id": full_id, "state": "no longer registered"}
-    for name, value in facts.items():
-        click.echo(f"{name:<20}{to_text(value)}")
+    now = target.ops.read_clock()
+    show_facts(asdict(worker) if worker else {"id": full_id, "state": "no longer registered"})
+    if worker:
+        click.echo()
+        _show_children(children, now)
     click.echo()
-    headings = ["AT", "RUNNING", "CLAIMED", "MEMORY MB", "CHILDREN MB", "CPU %", "CHILDREN CPU %"]
+    headings = [
+        "AT",
+        "RUNNING",
+        "CLAIMED",
+        Column("MEMORY MB", drop=1),
+        "CHILDREN MB",
+        Column("CPU %", drop=2),
+        "CHILDREN CPU %",
+    ]
     memory, cpu = ("memory_usage_mb", "children_memory_mb"), ("cpu_percent", "children_cpu_percent")
     cells = attrgetter("snapshot_at", "tasks_running", "tasks_claimed", *memory, *cpu)
     show_table(headings, map(cells, states), empty="there is no snapshot of its health yet")
+
+
+def _show_children(children: Sequence[ChildState], now: datetime) -> None:
+    """Print a line for each task that runs, and for each child without one."""
+    rows: list[Sequence[object]] = []
+    for child in children:
+        about = (
+            child.pid,
+            child.state,
+            to_age(child.started_at, now),
+            child.memory_mb and round(child.memory_mb),
+            child.waiting,
+        )
+        rows += [(*about, task.name, to_age(task.since, now), task.id) for task in child.tasks] or [
+            (*about, None, None, None)
+        ]
+        if child.tasks and child.running > len(child.tasks):
+            rows.append((*about, f"{child.running - len(child.tasks)} more", None, None))
+    columns = [
+        "CHILD", Column("STATE", drop=4), Column("UP", drop=3), Column("MB", drop=2), Column("WAITING", drop=1),
+        Column("RUNS", shrink=8), "FOR", Column("TASK ID", is_id=True),
+    ]  # fmt: skip
+    show_table(columns, rows, empty="its children are not known yet: they are stored with its heartbeats")
+
+
+@database_command(workers.command, click.argument("worker_ids", metavar="ID...", nargs=-1, required=True))
+def leave(target: Horsies, *, worker_ids: Sequence[str], as_json: bool) -> None:
+    """Ask workers to claim no more tasks, finish those that run, and exit with 0, as at the first SIGTERM.
+
+    They learn of it within a second, or with their next heartbeat. If a supervisor such as systemd or Kubernetes restarts them, another worker
+    starts. Exit code 1: one of them is not registered.
+
+    \b
+    horsies workers leave 36101082
+    """
+    asked = target.ops.request_leave([find_id(target, "worker", prefix) for prefix in worker_ids])
+    if as_json:
+        show_json({"workers": [{"worker_id": worker, "is_asked": is_asked} for worker, is_asked in asked.items()]})
+    else:
+        for worker, is_asked in asked.items():
+            echo(f"{worker}: {'asked to leave' if is_asked else 'not registered'}")
+    if not all(asked.values()):
+        raise click.exceptions.Exit(1)
 
 
 @database_command(
     workers.command,
     click.argument("worker_ids", metavar="[ID]...", nargs=-1),
     click.option("--timeout", type=parse_seconds, default="10s", show_default=True, metavar="TIME", help="How long to wait."),
+    wide_option,
 )  # fmt: skip
 def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json: bool) -> None:
     """Request a heartbeat from these workers, or from all that are registered.
@@ -104,7 +179,7 @@ def ping(target: Horsies, *, worker_ids: Sequence[str], timeout: float, as_json:
         show_json({"workers": [{"worker_id": worker, "answered_ms": answered.get(worker)} for worker in ids]})
     else:
         rows = [(worker, f"{answered[worker]:.0f} ms" if worker in answered else "no answer") for worker in ids]
-        show_table(["WORKER", "ANSWER"], rows, empty="no worker is registered")
+        show_table([Column("WORKER", is_id=True), "ANSWER"], rows, empty="no worker is registered")
     if not ids or len(answered) < len(set(ids)):
         raise click.exceptions.Exit(1)
 
