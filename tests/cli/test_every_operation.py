@@ -25,10 +25,13 @@ COMMANDS = [
     ("queues", "list"),
     ("queues", "pause", "mail"),
     ("queues", "resume", "mail"),
+    ("queues", "cap", "mail", "5"),
     ("queues", "purge", "mail", "--yes"),
     ("workers", "list"),
     ("workers", "show", "0198"),
     ("workers", "ping"),
+    ("workers", "leave", ID),
+    ("audit",),
     ("workflows", "list"),
     ("workflows", "show", ID),
     ("workflows", "pause", ID),
@@ -41,13 +44,13 @@ COMMANDS = [
     ("schedules", "pause", "report"),
     ("schedules", "resume", "report"),
 ]
-OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",)}
+OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",), ("completion",)}
 """They keep running, or also work without a database or schema: they have tests of their own."""
 UNKNOWN = {("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
     ("schedules", verb) for verb in ("show", "run", "pause", "resume")
 }
 """They fail if the named thing does not exist."""
-FRUITLESS = {("tasks", "cancel"), ("tasks", "retry"), ("workers", "ping")} | {
+FRUITLESS = {("tasks", "cancel"), ("tasks", "retry"), ("workers", "ping"), ("workers", "leave")} | {
     ("workflows", verb) for verb in ("pause", "resume", "cancel", "retry")
 }
 every_command = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -113,7 +116,7 @@ LEAVES = dict(leaves(main))
 
 
 def test_every_command_is_tested_here() -> None:
-    tested = {words[: 1 if words[0] == "status" else 2] for words in COMMANDS}
+    tested = {words[: 1 if words[0] in ("status", "audit") else 2] for words in COMMANDS}
     assert tested | OTHERS == LEAVES.keys()
 
 

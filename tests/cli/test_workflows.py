@@ -65,7 +65,7 @@ def test_runs_are_listed_newest_first_without_their_parts(workflows: Workflows, 
     runs = [start_run(broker, deep()) for _ in range(3)]
     assert listed(workflows) == runs[::-1]
     text = workflows("list").stdout.splitlines()
-    assert text[0].split() == ["ID", "NAME", "STATUS", "STARTED", "TOOK", "LEFT", "ERROR"]
+    assert text[0].split() == ["ID", "NAME", "STATUS", "STARTED", "AGE", "TOOK", "LEFT", "ERROR"]
     assert [line.split()[0] for line in text[1:]] == runs[::-1]
 
 

@@ -19,7 +19,7 @@ from horsies.cli.options import (
     report_errors,
     target_command,
 )
-from horsies.cli.output import show_json, show_table
+from horsies.cli.output import Column, printable, show_json, show_table, wide_option
 from horsies.doctor.findings import CheckContext, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.inventory import take_inventory
@@ -87,6 +87,7 @@ def doctor(
 @click.command()
 @app_command
 @click.option("--live", is_flag=True, help="Also check the database and the running workers.")
+@wide_option
 @json_option
 @report_errors
 def check(app: str, *, live: bool, as_json: bool) -> None:
@@ -156,9 +157,9 @@ def _to_json(report: Report) -> dict[str, Any]:
 
 def _show_report(report: Report) -> None:
     for finding in report.findings:
-        click.echo(f"{_coloured(finding.severity)} {finding.code}: {finding.seen}")
+        click.echo(f"{_coloured(finding.severity)} {finding.code}: {printable(finding.seen)}")
         if finding.severity > Severity.INFO:
-            click.echo(f"        fix: {finding.fix}")
+            click.echo(f"        fix: {printable(finding.fix)}")
     if passed := [check.name for check in report.checks if check.findings == []]:
         click.echo(f"{_coloured(Severity.OK)} {', '.join(passed)}")
     if skipped := [check.name for check in report.checks if check.findings is None]:
@@ -186,20 +187,38 @@ def _show_inventory(app: Horsies, inventory: Inventory) -> None:
             click.echo(f"on child {name}: {', '.join(hooks)}")
     click.echo()
     cells = attrgetter("name", "priority", "max_concurrency", "tasks")
-    show_table(["QUEUE", "PRIORITY", "MAX CONCURRENCY", "TASKS"], map(cells, inventory.queues), empty="no queues")
+    show_table(
+        [Column("QUEUE", shrink=10), "PRIORITY", "MAX CONCURRENCY", Column("TASKS", shrink=20)],
+        map(cells, inventory.queues),
+        empty="no queues",
+    )
     click.echo()
     tasks = [
         (each.name, each.queue, each.retries, each.retry_for, each.timeout_ms and format_duration(each.timeout_ms / 1000), each.function)
         for each in inventory.tasks
     ]  # fmt: skip
     empty = "no tasks; if they are in other modules, name these in app.discover_tasks([...])"
-    show_table(["TASK", "QUEUE", "RETRIES", "RETRIED FOR", "TIMEOUT", "FUNCTION"], tasks, empty=empty)
+    columns = [
+        Column("TASK", shrink=12), Column("QUEUE", shrink=8), "RETRIES", Column("RETRIED FOR", shrink=12, drop=1), "TIMEOUT",
+        Column("FUNCTION", shrink=16, drop=2),
+    ]  # fmt: skip
+    show_table(columns, tasks, empty=empty)
     if inventory.workflows:
         click.echo()
         cells = attrgetter("name", "nodes", "definition")
-        show_table(["WORKFLOW", "NODES", "CLASS"], map(cells, inventory.workflows), empty="no workflows")
+        show_table(
+            [Column("WORKFLOW", shrink=12), "NODES", Column("CLASS", shrink=16)],
+            map(cells, inventory.workflows),
+            empty="no workflows",
+        )
     if inventory.schedules:
         click.echo()
         cells = attrgetter("name", "task", "pattern", "timezone", "enabled")
-        headings = ["SCHEDULE", "TASK", "PATTERN", "TIMEZONE", "ENABLED"]
+        headings = [
+            Column("SCHEDULE", shrink=12),
+            Column("TASK", shrink=12),
+            Column("PATTERN", shrink=16),
+            Column("TIMEZONE", drop=1),
+            "ENABLED",
+        ]
         show_table(headings, map(cells, inventory.schedules), empty="no schedules")

@@ -13,7 +13,6 @@ COMMANDS = {
     "migrate": "migrate",
     "check": "doctor",
     "status": "status",
-    "errors": "errors",
     "doctor": "doctor",
     "tasks": "tasks",
     "workflows": "workflows",

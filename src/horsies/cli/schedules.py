@@ -9,7 +9,17 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import database_command, name_argument
-from horsies.cli.output import show_json, show_paused, show_table, to_text
+from horsies.cli.output import (
+    Column,
+    Styled,
+    echo,
+    show_facts,
+    show_json,
+    show_paused,
+    show_table,
+    to_text,
+    wide_option,
+)
 from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
 
 NEXT_SLOTS = 5
@@ -29,6 +39,7 @@ def schedules() -> None:
     click.option("--task", "task_name", metavar="NAME", help="Only schedules of this task."),
     click.option("--queue", "queue_name", metavar="NAME", help="Only schedules that enqueue to this queue."),
     click.option("--state", type=click.Choice([state.value for state in ScheduleState]), help="Only schedules in this state."),
+    wide_option,
 )  # fmt: skip
 def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, state: str | None, as_json: bool) -> None:
     """List schedules with their next and last slots.
@@ -42,10 +53,14 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
     if as_json:
         show_json({"schedules": [_to_json(info) for info in infos]})
         return
+    columns = [
+        Column("NAME", shrink=12), Column("APP", drop=5, shrink=8), Column("TASK", drop=3, shrink=10), Column("PATTERN", drop=1, shrink=12),
+        Column("TIMEZONE", drop=4), "STATE", Column("NEXT SLOT", drop=2), Column("LAST SLOT", drop=6), Column("LAST RUN", shrink=16),
+    ]  # fmt: skip
     cells = attrgetter("name", "app", "task_name", "pattern_text", "timezone", "state")
     show_table(
-        ["NAME", "APP", "TASK", "PATTERN", "TIMEZONE", "STATE", "NEXT SLOT", "LAST SLOT", "LAST RUN"],
-        [(*cells(info), _next_slot(info), info.last_slot_at, _last_run(info)) for info in infos],
+        columns,
+        [(*cells(info), _next_slot(info), info.last_slot_at, Styled(_last_run(info), _style(info))) for info in infos],
         empty="no schedule matches; a scheduler stores the schedules of its app when it starts",
     )
 
@@ -54,6 +69,7 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
     schedules.command,
     name_argument,
     click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of past slots."),
+    wide_option,
 )
 def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     """Show the definition of a schedule, its next slots, and what was decided for the last ones.
@@ -87,11 +103,18 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
         "last run": _last_run(info),
         "next slots": _next_slots(info),
     }
-    for heading, value in facts.items():
-        click.echo(f"{heading:<12} {to_text(value)}")
+    show_facts(facts)
     click.echo()
     show_table(
-        ["DECIDED", "OUTCOME", "SLOT", "TASK", "STATUS", "FINISHED", "ERROR"],
+        [
+            Column("DECIDED", drop=2),
+            "OUTCOME",
+            Column("SLOT", shrink=24),
+            Column("TASK", is_id=True, drop=1),
+            "STATUS",
+            Column("FINISHED", drop=3),
+            Column("ERROR", shrink=16),
+        ],
         [
             [run.decided_at, run.outcome, _slot_range(run), run.task_id, run.task_status, run.finished_at, _error(run)]
             for run in runs
@@ -116,7 +139,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
     if as_json:
         show_json({"name": name, "task_id": task_id})
     else:
-        click.echo(f"enqueued task {task_id}")
+        echo(f"enqueued task {task_id}")
 
 
 @database_command(schedules.command, name_argument)
@@ -177,6 +200,10 @@ def _last_run(info: ScheduleInfo) -> str | None:
     """Describe how the newest run that has ended did so."""
     words = " ".join(word for word in (info.last_status, info.last_error_code) if word)
     return f"{words} ({info.failures_in_a_row} in a row)" if info.failures_in_a_row > 1 else words or None
+
+
+def _style(info: ScheduleInfo) -> str:
+    return "red" if info.failures_in_a_row else ""
 
 
 def _error(run: ScheduleRun) -> str | None:

@@ -368,9 +368,13 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
         for each in snapshot.error_groups
     ]  # fmt: skip
     lines = table_lines(columns, rows, width)
-    few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies errors")]
+    few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies tasks list --status FAILED")]
     groups = sum(each.count for each in snapshot.error_groups)
-    return [lines, few, [_fact("failing tasks", f"{groups} failures in the last hour: horsies errors")]]
+    return [
+        lines,
+        few,
+        [_fact("failing tasks", f"{groups} failures in the last hour: horsies tasks list --status FAILED")],
+    ]
 
 
 def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:

@@ -17,7 +17,7 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import show_json, show_table, to_text
+from horsies.cli.output import Column, echo, show_json, show_table, to_age, to_text, wide_option
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
@@ -63,6 +63,7 @@ def tasks() -> None:
     *_FILTER_OPTIONS,
     click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of tasks."),
     click.option("--after", metavar="ID", help="Continue after this task, the last one of the previous page."),
+    wide_option,
 )  # fmt: skip
 def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
     """List tasks, live and finished, in the order they were sent, newest first.
@@ -78,9 +79,17 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
     if as_json:
         show_json(page)
         return
-    cells = attrgetter("id", "task_name", "queue_name", "status", "attempts", "sent_at", "finished_at", "error_code")
-    headings = ["ID", "TASK", "QUEUE", "STATUS", "ATTEMPTS", "SENT", "ENDED", "ERROR"]
-    show_table(headings, map(cells, page.tasks), empty="no task matches")
+    now = target.ops.read_clock()
+    columns = [
+        Column("ID", is_id=True), Column("TASK", shrink=12), Column("QUEUE", shrink=8, drop=1), "STATUS", Column("ATTEMPTS", drop=2),
+        Column("AGE", drop=3), Column("SENT", drop=6), Column("ENDED", drop=5), Column("CODE", shrink=12),
+    ]  # fmt: skip
+    cells = attrgetter("id", "task_name", "queue_name", "status", "attempts")
+    rows = [
+        (*cells(task), to_age(task.sent_at, now), task.sent_at, task.finished_at, task.error_code)
+        for task in page.tasks
+    ]
+    show_table(columns, rows, empty="no task matches")
     if page.next_after:
         click.echo(f"there are more: add --after {page.next_after}", err=True)
 
@@ -195,7 +204,7 @@ def _run_action(
         if options["as_json"]:
             show_json({"tasks": {task_id: outcome.name for task_id, outcome in outcomes.items()}})
         else:
-            click.echo("\n".join(f"{task_id}: {outcome.value}" for task_id, outcome in outcomes.items()))
+            echo("\n".join(f"{task_id}: {outcome.value}" for task_id, outcome in outcomes.items()))
         if not all(outcome.name in CHANGES for outcome in outcomes.values()):
             raise click.exceptions.Exit(1)
 

@@ -18,7 +18,7 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import show_json, show_table, to_text
+from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
@@ -77,6 +77,7 @@ def workflows() -> None:
     click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Started before."),
     click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of runs."),
     click.option("--after", metavar="ID", help="Continue after this run, the last one of the previous page."),
+    wide_option,
 )  # fmt: skip
 def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
     """List runs, newest first. Sub-workflows are part of their runs.
@@ -95,19 +96,23 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
     if as_json:
         show_json({"workflows": [_run_to_json(run) for run in page], "next_after": page[-1].id if has_more else None})
         return
-    show_table(
-        ["ID", "NAME", "STATUS", "STARTED", "TOOK", "LEFT", "ERROR"],
-        [
-            (run.id, run.name, run.status, run.created_at, _took(run.started_at, run.finished_at), run.left, _error_text(run.error))
-            for run in page
-        ],
-        empty="no workflows",
-    )  # fmt: skip
+    columns = [
+        Column("ID", is_id=True), Column("NAME", shrink=10), "STATUS", Column("STARTED", drop=4), Column("AGE", drop=3),
+        Column("TOOK", drop=2), Column("LEFT", drop=1), Column("ERROR", shrink=16),
+    ]  # fmt: skip
+    rows = [
+        (
+            run.id, run.name, run.status, run.created_at, to_age(run.created_at, now), _took(run.started_at, run.finished_at),
+            run.left, _error_text(run.error),
+        )
+        for run in page
+    ]  # fmt: skip
+    show_table(columns, rows, empty="no workflows")
     if has_more:
         click.echo(f"there are more: add --after {page[-1].id}", err=True)
 
 
-@database_command(workflows.command, click.argument("workflow_id", metavar="ID"))
+@database_command(workflows.command, click.argument("workflow_id", metavar="ID"), wide_option)
 def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
     """Show one run: its nodes with their statuses, durations and errors, including sub-workflows and maps.
 
@@ -128,17 +133,16 @@ def show(target: Horsies, workflow_id: str, *, as_json: bool) -> None:
         "deadline": run.deadline,
         "error": _error_text(run.error),
     }
-    for fact, value in facts.items():
-        if value is not None:
-            click.echo(f"{fact + ':':10}{to_text(value)}")
+    show_facts({f"{fact}:": value for fact, value in facts.items() if value is not None})
     click.echo()
     if tree.is_map:
         items = [
             (node.node_id, node.status, node.task_id, _node_took(node), _error_text(node.error)) for node in tree.nodes
         ]
-        show_table(["ITEM", "STATUS", "TASK", "TOOK", "ERROR"], items, empty="no items")
+        columns = ["ITEM", "STATUS", Column("TASK", is_id=True), Column("TOOK", drop=1), Column("ERROR", shrink=16)]
+        show_table(columns, items, empty="no items")
     else:
-        click.echo(render_text(*target.ops.get_workflow_graph(run.id), dict(_notes(tree, ()))))
+        echo(render_text(*target.ops.get_workflow_graph(run.id), dict(_notes(tree, ()))))
 
 
 _ids_argument = click.argument("ids", metavar="ID...", nargs=-1, required=True)
@@ -200,7 +204,7 @@ def _apply_to_all(target: Horsies, action: WorkflowAction, *, ids: Sequence[str]
     else:
         for result in results:
             name = f" ({result['name']})" if result["name"] else ""
-            click.echo(f"{result['id']}{name}: {result['words']}", err=result["outcome"] == "refused")
+            echo(f"{result['id']}{name}: {result['words']}", err=result["outcome"] == "refused")
     sys.exit(1 if any(result["outcome"] == "refused" for result in results) else 0)
 
 

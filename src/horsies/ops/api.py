@@ -541,7 +541,9 @@ class Ops:
     count_ended_async = count_ended.for_asyncio
 
     @operation
-    def error_groups(self, *, hours: int = 24, limit: int = 50, task_name: str | None = None) -> Verb[list[ErrorGroup]]:
+    def error_groups(
+        self, *, hours: float = 24, limit: int = 50, task_name: str | None = None
+    ) -> Verb[list[ErrorGroup]]:
         """Group the failures of the last hours (up to a day) by task, error code and message, the most frequent first."""
         return partial(get_error_groups, hours, limit, task_name)
 

@@ -6,9 +6,12 @@ to `MAX_TAIL`. If there are more, the points and groups concerned say `is_comple
 A task counts in the minute in which it ended. If it is retried or deleted more than about two minutes later, it still counts there.
 """
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 
 from horsies.db.statement import Op, load, plan_for_values
 from horsies.model.status import TaskStatus
@@ -62,6 +65,11 @@ class ErrorGroup:
     is_complete: bool
     """False: more tasks have failed lately than were read, so the count may be too low."""
 
+    @property
+    def id(self) -> str:
+        """Eight hexadecimal digits that follow from the task, the code and the message, so that the group has the same id tomorrow."""
+        return sha256(json.dumps([self.task_name, self.error_code, self.message]).encode()).hexdigest()[:8]
+
 
 def get_time_series(minutes: int, queue_name: str | None = None, task_name: str | None = None) -> Op[list[MinutePoint]]:
     """Return a point for each of the last minutes, oldest first; the last one is the current minute."""
@@ -87,9 +95,9 @@ def count_ended(
     }
 
 
-def get_error_groups(hours: int, limit: int, task_name: str | None = None) -> Op[list[ErrorGroup]]:
+def get_error_groups(hours: float, limit: int, task_name: str | None = None) -> Op[list[ErrorGroup]]:
     """Return the groups of errors of the last hours, the most frequent first."""
-    window, size = max(1, min(hours * 60, MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
+    window, size = max(1, min(math.ceil(hours * 60), MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
     query = SQL["get_error_groups"](minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES)
     return [ErrorGroup(*row) for row in (yield from plan_for_values(query))]
 
