@@ -16,6 +16,9 @@ ID = "0198c0de-1234-7abc-8def-0123456789ab"
 
 COMMANDS = [
     ("status",),
+    ("errors", "list"),
+    ("errors", "show", "3fa2b1c0"),
+    ("errors", "retry", "3fa2b1c0", "--yes"),
     ("tasks", "list"),
     ("tasks", "show", ID),
     ("tasks", "cancel", ID),
@@ -44,9 +47,9 @@ COMMANDS = [
     ("schedules", "pause", "report"),
     ("schedules", "resume", "report"),
 ]
-OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",), ("completion",)}
+OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",), ("web",), ("completion",)}
 """They keep running, or also work without a database or schema: they have tests of their own."""
-UNKNOWN = {("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
+UNKNOWN = {("errors", "show"), ("errors", "retry"), ("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
     ("schedules", verb) for verb in ("show", "run", "pause", "resume")
 }
 """They fail if the named thing does not exist."""

@@ -170,7 +170,8 @@ def test_the_status_has_queues_workers_and_finished_tasks(
     register(sql, ME)
     found = cli("status", app_file, "--json").json
     assert found.keys() == {
-        "now", "server", "findings", "queues", "error_groups", "workers", "schedules", "failing_schedules", "unknown", "workflows",
+        "now", "server", "findings", "queues", "error_groups", "longest_running", "workers", "dead_workers", "schedules",
+        "failing_schedules", "unknown", "workflows",
         "finished_last_hour", "oldest_waiting_s",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]

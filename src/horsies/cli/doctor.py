@@ -20,7 +20,7 @@ from horsies.cli.options import (
     target_command,
 )
 from horsies.cli.output import Column, printable, show_json, show_table, wide_option
-from horsies.doctor.findings import CheckContext, Severity, context_for
+from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.inventory import take_inventory
 from horsies.locate import find_app
@@ -133,20 +133,15 @@ def _run_checks(target: Horsies, context: CheckContext, checks: Sequence[Check |
                 click.echo(CLEAR_LINE, nl=False, err=True)
 
 
+def finding_to_json(finding: Finding) -> dict[str, Any]:
+    names = ("code", "seen", "fix", "target", "data")
+    return {"severity": finding.severity.word} | {name: getattr(finding, name) for name in names}
+
+
 def _to_json(report: Report) -> dict[str, Any]:
     return {
         "severity": report.severity.word,
-        "findings": [
-            {
-                "code": each.code,
-                "severity": each.severity.word,
-                "seen": each.seen,
-                "fix": each.fix,
-                "target": each.target,
-            }
-            | {"data": each.data}
-            for each in report.findings
-        ],
+        "findings": [finding_to_json(each) for each in report.findings],
         "checks": [
             {"name": each.name, "severity": None if each.findings is None else each.severity.word}
             | {"took_ms": round(each.took_s * 1000)}

@@ -13,6 +13,7 @@ COMMANDS = {
     "migrate": "migrate",
     "check": "doctor",
     "status": "status",
+    "errors": "errors",
     "doctor": "doctor",
     "tasks": "tasks",
     "workflows": "workflows",

@@ -28,6 +28,7 @@ UNLIMITED: Final = 100_000  # characters, or lines: a table in a file or a pipe 
 GAP: Final = 2  # spaces between two columns
 MIN_ID: Final = 13  # characters: the milliseconds of an id
 MIN_TEXT: Final = 6  # characters
+NOTHING: Final = "-"
 WIDE: Final = "horsies.wide"
 
 # Control characters, marks that change the direction of writing, invisible characters, line separators, and halves of surrogate pairs.
@@ -93,7 +94,7 @@ def to_text(value: object) -> str:
     """Format one value for people, on one line, with times in the machine's time zone."""
     match value:
         case None:
-            return "-"
+            return NOTHING
         case datetime():
             return value.astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
         case timedelta():
@@ -101,7 +102,7 @@ def to_text(value: object) -> str:
         case float():
             return f"{value:.1f}"
         case list() | tuple():
-            return ", ".join(to_text(part) for part in cast("Sequence[object]", value)) or "-"
+            return ", ".join(to_text(part) for part in cast("Sequence[object]", value)) or NOTHING
         case _:
             return printable(str(value))
 
@@ -109,6 +110,11 @@ def to_text(value: object) -> str:
 def to_age(time: datetime | None, now: datetime) -> str | None:
     """Format how long ago something was; None if it was never. Use the database's clock as `now`."""
     return None if time is None else format_duration(max(0.0, (now - time).total_seconds()))
+
+
+def counts_text(counts: Mapping[Any, int]) -> str:
+    """Format for example `2 FAILED, 1 RUNNING`."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def cut(text: str, width: int) -> str:
@@ -230,7 +236,8 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -
     if _spare(widths, width) >= 0:
         return widths
     widths = {at: _least_width(column, [row[at] for row in rows], wanted[at]) for at, column in enumerate(columns)}
-    for at in sorted(widths, key=lambda at: -columns[at].drop):
+    is_empty = [all(row[at] == NOTHING for row in rows) for at in range(len(columns))]
+    for at in sorted(widths, key=lambda at: (is_empty[at], columns[at].drop), reverse=True):
         if columns[at].drop and _spare(widths, width) < 0:
             del widths[at]
     while growing := [at for at in widths if widths[at] < wanted[at] and not columns[at].is_id][

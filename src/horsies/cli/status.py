@@ -7,8 +7,8 @@ has shorter versions, and the parts that matter least are shortened first. In a 
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -19,10 +19,12 @@ from rich.live import Live
 from rich.text import Text
 
 from horsies.app import Horsies
+from horsies.cli.doctor import finding_to_json
 from horsies.cli.options import database_command
 from horsies.cli.output import (
     UNLIMITED,
     Column,
+    counts_text,
     cut,
     printable,
     show_json,
@@ -35,7 +37,7 @@ from horsies.cli.output import (
     wrap,
 )
 from horsies.cli.queues import queue_table
-from horsies.cli.workers import worker_table
+from horsies.cli.workers import dead_worker_table, worker_table
 from horsies.doctor.findings import Finding, Severity
 from horsies.model.database_url import mask_passwords
 from horsies.model.errors import HorsiesError
@@ -44,9 +46,10 @@ from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
 from horsies.ops.statistics import ErrorGroup
 from horsies.schedules.control import ScheduleInfo
-from horsies.tasks.inspect import WorkerSummary
+from horsies.tasks.inspect import TaskSummary, WorkerSummary
 from horsies.tasks.queues import QueueSummary, ServerInfo
 from horsies.tasks.unknown import MAX_COUNTED, UnknownTasks
+from horsies.tasks.workers import DeadWorker
 
 MINUTES: Final = 60
 TOP: Final = 5  # groups of errors
@@ -65,7 +68,9 @@ class Snapshot:
     findings: Sequence[Finding]
     queues: Sequence[QueueSummary]
     error_groups: Sequence[ErrorGroup]
+    longest_running: Sequence[TaskSummary]
     workers: Sequence[WorkerSummary]
+    dead_workers: Sequence[DeadWorker]
     schedules: Sequence[ScheduleInfo]
     unknown: Sequence[UnknownTasks]
     workflows: Mapping[WorkflowStatus, int]
@@ -147,7 +152,9 @@ def _read(target: Horsies) -> Snapshot:
         findings=ops.findings(),
         queues=ops.list_queues(),
         error_groups=ops.error_groups(hours=1, limit=TOP),
+        longest_running=ops.list_running(limit=1),
         workers=ops.list_workers(),
+        dead_workers=ops.list_dead_workers(limit=TOP),
         schedules=ops.list_schedules(),
         unknown=ops.list_unknown_tasks(),
         workflows=ops.count_workflows(),
@@ -160,13 +167,12 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
     return {
         "now": snapshot.now,
         "server": snapshot.server,
-        "findings": [
-            {"code": each.code, "severity": each.severity.word, "seen": each.seen, "fix": each.fix, "data": each.data}
-            for each in snapshot.findings
-        ],
+        "findings": [finding_to_json(each) for each in snapshot.findings],
         "queues": snapshot.queues,
-        "error_groups": snapshot.error_groups,
+        "error_groups": [{"id": each.id, **asdict(each)} for each in snapshot.error_groups],
+        "longest_running": snapshot.longest_running,
         "workers": snapshot.workers,
+        "dead_workers": snapshot.dead_workers,
         "schedules": Counter(info.state for info in snapshot.schedules),
         "failing_schedules": [info for info in snapshot.schedules if info.failures_in_a_row],
         "unknown": snapshot.unknown,
@@ -269,40 +275,54 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     queues = Section(_queue_versions(target, snapshot, width), is_apart=True)
     errors = Section(_error_versions(snapshot, width), is_apart=bool(snapshot.error_groups))
     workers = Section(_worker_versions(snapshot, width), is_apart=True)
+    dead = Section(_dead_versions(snapshot, width))
     schedules = Section(_schedule_versions(snapshot, width))
-    others = Section([list(_facts(snapshot, width))])
+    longest = Section([list(_longest(snapshot, width))])
+    unknown = Section([list(_unknown(snapshot, width)), []])
+    totals = Section([_totals(snapshot), []])
     header = Section([[_header(target, snapshot, width)]])
-    sections = [header, findings, queues, errors, workers, schedules, others]
+    sections = [header, findings, queues, errors, workers, dead, longest, unknown, schedules, totals]
+    # What the findings have said already goes before the findings are cut.
     shortened = [
         workers,
         queues,
+        dead,
+        errors,
         workers,
+        schedules,
         queues,
         errors,
-        schedules,
-        errors,
         findings,
-        queues,
-        workers,
-        findings,
+        unknown,
+        dead,
         schedules,
+        totals,
+        findings,
+        findings,
     ]
 
-    def needed() -> int:
-        return sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
-
     def has_room() -> bool:
-        return needed() <= height
+        needed = sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
+        return needed <= height
 
     if not has_room():
-        for section in (errors, workers, queues):
+        for section in (findings, queues, errors, workers):
             section.is_apart = False
     for section in shortened:
         if has_room():
             break
         section.shown = min(section.shown + 1, len(section.versions) - 1)
-    lines = [line for section in sections for line in _with_gap(section)]
-    return lines if len(lines) <= height else lines[:height]
+    if not has_room():
+        findings.shown = len(findings.versions) - 1
+    for section in sections:  # a later step may have made room for what was shortened before
+        shown = section.shown
+        section.shown = next((version for version in range(shown) if _fits(section, version, has_room)), shown)
+    return [line for section in sections for line in _with_gap(section)][:height]
+
+
+def _fits(section: Section, version: int, has_room: Callable[[], bool]) -> bool:
+    section.shown = version
+    return has_room()
 
 
 def _with_gap(section: Section) -> list[Text]:
@@ -319,7 +339,7 @@ def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
 
 
 def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text]]:
-    """With fixes; without them; a line each; the worst ones."""
+    """With fixes; without them; with fewer and fewer lines, down to one for each."""
     counts = Counter(each.severity for each in findings)
     words = [
         f"{count} {severity.word}{'' if count == 1 or severity is Severity.INFO else 's'}"
@@ -335,11 +355,31 @@ def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text
     fixes = [wrap("        fix: ", each.fix, width) if each.severity > Severity.INFO else [] for each in findings]
     if not findings:
         return [[title]]
-    return [
-        [title, *(line for one, fix in zip(seen, fixes, strict=True) for line in (*one, *fix))],
-        [title, *(line for one in seen for line in one), *hint],
-        [title, *(one[0] if len(one) == 1 else Text(f"{one[0].plain[: width - 1]}…") for one in seen), *hint],
-    ]
+    versions = [[title, *(line for one, fix in zip(seen, fixes, strict=True) for line in (*one, *fix))]]
+    shown = [len(one) for one in seen]
+    while True:
+        versions.append(
+            [
+                title,
+                *(line for one, count in zip(seen, shown, strict=True) for line in _first(one, count, width)),
+                *hint,
+            ]
+        )
+        longest = max(shown)
+        if longest == 1:
+            return versions
+        shown[len(shown) - 1 - shown[::-1].index(longest)] -= 1  # the worst ones come first, and keep theirs
+
+
+def _first(lines: Sequence[Text], count: int, width: int) -> list[Text]:
+    """Return the first lines, with an ellipsis if there are more."""
+    if count == len(lines):
+        return [*lines]
+    last = lines[count - 1].copy()
+    last.rstrip()
+    last.append(" ").append_text(Text(lines[count].plain.lstrip()))
+    last.truncate(width, overflow="ellipsis")
+    return [*lines[: count - 1], last]
 
 
 def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[list[Text]]:
@@ -368,12 +408,12 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
         for each in snapshot.error_groups
     ]  # fmt: skip
     lines = table_lines(columns, rows, width)
-    few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies tasks list --status FAILED")]
+    few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies errors")]
     groups = sum(each.count for each in snapshot.error_groups)
     return [
         lines,
         few,
-        [_fact("failing tasks", f"{groups} failures in the last hour: horsies tasks list --status FAILED")],
+        [_fact("failing tasks", f"{groups} failures in the last hour: horsies errors")],
     ]
 
 
@@ -391,9 +431,20 @@ def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
     return [lines, few, [_fact("workers", f"{count}, {running} of {slots} slots busy: horsies workers list")]]
 
 
+def _dead_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
+    """The workers that died; their number."""
+    if not snapshot.dead_workers:
+        return [[]]
+    count = len(snapshot.dead_workers)
+    held = sum(worker.tasks_held for worker in snapshot.dead_workers)
+    more = "+" if count == TOP else ""
+    short = _fact("dead workers", f"{count}{more} in the last day, with {held} tasks: horsies workers list --dead")
+    return [dead_worker_table(snapshot.dead_workers, snapshot.now, width), [short], []]
+
+
 def _schedule_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
     counts = Counter(info.state for info in snapshot.schedules)
-    summary = _fact("schedules", _counts_text(counts) or "none")
+    summary = _fact("schedules", counts_text(counts) or "none")
     failing = [info for info in snapshot.schedules if info.failures_in_a_row]
     lines = [
         line
@@ -405,22 +456,31 @@ def _schedule_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
             width,
         )
     ]
-    short = _fact("schedules", f"{_counts_text(counts) or 'none'}; {len(failing)} failing: horsies schedules list")
-    return [[summary, *lines], [short]] if failing else [[summary]]
+    short = _fact("schedules", f"{counts_text(counts) or 'none'}; {len(failing)} failing: horsies schedules list")
+    return [[summary, *lines], [short], []] if failing else [[summary], []]
 
 
-def _facts(snapshot: Snapshot, width: int) -> Iterator[Text]:
+def _longest(snapshot: Snapshot, width: int) -> Iterator[Text]:
+    for task in snapshot.longest_running:
+        words = f"{format_duration(task.running_for_s or 0.0)}, {to_text(task.task_name)} in queue {to_text(task.queue_name)}"
+        yield _fact("longest task", f"{cut(words, max(20, width - 53))}, {task.id}")
+
+
+def _unknown(snapshot: Snapshot, width: int) -> Iterator[Text]:
     for tasks in snapshot.unknown:
         why = "no worker can read the arguments of" if tasks.is_refused else "no worker knows"
         count = f"{tasks.count}{'+' if tasks.count >= MAX_COUNTED else ''}"
-        yield _fact(
-            "unknown",
-            cut(f"{count} wait for {to_age(tasks.since, snapshot.now)}: {why} {to_text(tasks.task_name)}", width - 15),
-        )
-    yield _fact("workflows", _counts_text(snapshot.workflows) or "none under way")
+        words = f"{count} wait for {to_age(tasks.since, snapshot.now)}: {why} {to_text(tasks.task_name)}"
+        yield _fact("unknown", cut(words, max(20, width - 15)))
+
+
+def _totals(snapshot: Snapshot) -> list[Text]:
     total, parts = sum(snapshot.ended.values()), {kind: count for kind, count in snapshot.ended.items() if count}
-    words = f": {_counts_text(parts)}" if parts else ""
-    yield _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}")
+    words = f": {counts_text(parts)}" if parts else ""
+    return [
+        _fact("workflows", counts_text(snapshot.workflows) or "none under way"),
+        _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}"),
+    ]
 
 
 def _fact(name: str, value: str) -> Text:
@@ -429,7 +489,3 @@ def _fact(name: str, value: str) -> Text:
 
 def _more(count: int, command: str) -> list[Text]:
     return [Text(f"{count} more: {command}", "dim")] if count > 0 else []
-
-
-def _counts_text(counts: Mapping[Any, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from operator import attrgetter
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import click
@@ -17,15 +17,15 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import Column, echo, show_json, show_table, to_age, to_text, wide_option
+from horsies.cli.output import Column, Styled, echo, show_json, show_table, to_age, to_text, wide_option
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.model.validation import format_duration
-from horsies.ops.api import CHANGES
+from horsies.ops.api import CHANGES, MAX_PAGE
 from horsies.ops.bulk import BulkAction
 from horsies.tasks.control import CancelOutcome, RetryOutcome
-from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo
+from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo, TaskPage, TaskSummary
 
 PAYLOAD_CHARACTERS = 4_000
 
@@ -41,7 +41,10 @@ _FILTER_OPTIONS = (
     ),
     click.option("--queue", "queue_name", metavar="NAME", help="In this queue."),
     click.option("--task", "task_name", metavar="NAME", help="Of this task."),
-    click.option("--error-code", metavar="CODE", help="Ended with this error code."),
+    click.option("--error-code", metavar="CODE", help="Failed, or failed last, with this error code."),
+    click.option("--message", metavar="TEXT", help="The message of its error, or of its last failed attempt, contains this."),
+    click.option("--key", metavar="KEY", help="Sent with this idempotency key."),
+    click.option("--schedule", "schedule_name", metavar="NAME", help="Enqueued by this schedule."),
     click.option("--worker", metavar="ID", help="Held, or last held, by this worker; a prefix of its id is enough."),
     click.option("--since", type=parse_time, metavar="WHEN", help="Ended (if live: sent) since: 2h, 7d, or 2030-12-31T18:00."),
     click.option("--until", "--before", "until", type=parse_time, metavar="WHEN", help="Ended (if live: sent) before."),
@@ -61,37 +64,76 @@ def tasks() -> None:
 @database_command(
     tasks.command,
     *_FILTER_OPTIONS,
-    click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of tasks."),
+    click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="Number of tasks."),
     click.option("--after", metavar="ID", help="Continue after this task, the last one of the previous page."),
+    click.option("--running", is_flag=True, help="Only running tasks, the longest running first; with --queue, --task or --worker."),
     wide_option,
 )  # fmt: skip
-def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **filters: Any) -> None:
+def list_(target: Horsies, *, limit: int, after: str | None, running: bool, as_json: bool, **filters: Any) -> None:
     """List tasks, live and finished, in the order they were sent, newest first.
 
-    A filter with few matches reads all tasks that are newer; --since limits this.
+    Code and message are those of the task's error or, if it has not ended, of its last failed attempt. A search for something rare reads many
+    tasks; Ctrl-C stops it and shows what was found so far. --since makes it shorter.
 
     \b
     horsies tasks list --status FAILED --since 2h
     horsies tasks list --status PENDING --status RUNNING --queue mail
+    horsies tasks list --message "did not answer"
+    horsies tasks list --running
     """
-    after = after and find_id(target, "task", after)
-    page = target.ops.list_tasks(_to_filter(target, filters), limit=limit, after=after)
+    if running:
+        page = _list_running(target, filters, after, limit)
+    else:
+        after = after and find_id(target, "task", after)
+        page = _list_page(target, _to_filter(target, filters), limit, after)
     if as_json:
         show_json(page)
         return
     now = target.ops.read_clock()
     columns = [
-        Column("ID", is_id=True), Column("TASK", shrink=12), Column("QUEUE", shrink=8, drop=1), "STATUS", Column("ATTEMPTS", drop=2),
-        Column("AGE", drop=3), Column("SENT", drop=6), Column("ENDED", drop=5), Column("CODE", shrink=12),
+        Column("ID", is_id=True), Column("TASK", shrink=10), Column("QUEUE", drop=4, shrink=8), "STATUS", Column("TRIES", drop=3),
+        Column("AGE", drop=2 if running else 0), Column("RUNS FOR", drop=0 if running else 5), Column("SENT", drop=8),
+        Column("ENDED", drop=7), Column("CODE", shrink=10, drop=1), Column("MESSAGE", shrink=16, drop=1 if running else 0),
+        Column("WORKER", is_id=True, drop=6),
     ]  # fmt: skip
-    cells = attrgetter("id", "task_name", "queue_name", "status", "attempts")
-    rows = [
-        (*cells(task), to_age(task.sent_at, now), task.sent_at, task.finished_at, task.error_code)
-        for task in page.tasks
-    ]
-    show_table(columns, rows, empty="no task matches")
+    show_table(columns, [_to_row(task, now) for task in page.tasks], empty="no task matches")
     if page.next_after:
-        click.echo(f"there are more: add --after {page.next_after}", err=True)
+        stopped = "" if page.is_complete else f"stopped at tasks sent at {to_text(page.searched_until)}; "
+        click.echo(f"{stopped}there are more: add --after {page.next_after}", err=True)
+
+
+def _to_row(task: TaskSummary, now: datetime) -> Sequence[object]:
+    style = "red" if task.status is TaskStatus.FAILED else ""
+    runs_for = None if task.running_for_s is None else format_duration(task.running_for_s)
+    return (
+        task.id, task.task_name, task.queue_name, Styled(task.status, style), task.attempts, to_age(task.sent_at, now), runs_for,
+        task.sent_at, task.finished_at, task.error_code, task.message, task.worker,
+    )  # fmt: skip
+
+
+def _list_page(target: Horsies, task_filter: TaskFilter, limit: int, after: TaskId | None) -> TaskPage:
+    """Read until the page is full, or Ctrl-C."""
+    page = TaskPage([], after, is_complete=False)
+    try:
+        while not page.is_complete and len(page.tasks) < limit:
+            part = target.ops.list_tasks(task_filter, limit=limit - len(page.tasks), after=page.next_after)
+            page = replace(part, tasks=[*page.tasks, *part.tasks])
+    except KeyboardInterrupt:
+        pass
+    return page
+
+
+def _list_running(target: Horsies, filters: Filters, after: str | None, limit: int) -> TaskPage:
+    allowed = {"queue_name", "task_name", "worker"}
+    given = {name for name, value in filters.items() if value not in (None, ())}
+    if after is not None or given - allowed:
+        raise click.UsageError("--running takes --queue, --task, --worker and --limit, and no other filter")
+    wanted = {name: filters[name] for name in given}
+    if "worker" in wanted:
+        wanted["worker"] = find_id(target, "worker", wanted["worker"])
+    running = target.ops.list_running(limit=MAX_PAGE)
+    found = [task for task in running if all(getattr(task, name) == value for name, value in wanted.items())]
+    return TaskPage(found[:limit], None)
 
 
 @database_command(

@@ -13,7 +13,11 @@ from horsies.logs import configure_logging
 @logging_options
 @report_errors
 def web(app: str, *, port: int, loglevel: str, log_format: str) -> None:
-    """Serve the dashboard of an app."""
+    """Serve the dashboard of an app.
+
+    \b
+    horsies web shop:app
+    """
     import uvicorn  # noqa: PLC0415 - an extra
 
     from horsies.web import dashboard  # noqa: PLC0415 - an extra

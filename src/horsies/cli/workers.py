@@ -13,6 +13,7 @@ from horsies.app import Horsies
 from horsies.cli.options import database_command, find_id, parse_seconds
 from horsies.cli.output import (
     Column,
+    counts_text,
     echo,
     show_facts,
     show_json,
@@ -25,7 +26,7 @@ from horsies.cli.output import (
 )
 from horsies.model.validation import format_duration
 from horsies.tasks.inspect import WorkerSummary
-from horsies.tasks.workers import ChildState
+from horsies.tasks.workers import ChildState, DeadWorker
 
 POLL_S = 0.02
 REQUEST_AGAIN_S = 1.0  # a worker that is starting or reconnecting has missed the first request
@@ -36,22 +37,48 @@ def workers() -> None:
     """Inspect workers, check that they respond, and ask them to leave."""
 
 
-@database_command(workers.command, wide_option)
-def list_(target: Horsies, *, as_json: bool) -> None:
-    """List the registered workers, oldest first.
+@database_command(
+    workers.command,
+    click.option("--dead", is_flag=True, help="The workers that died in the last day, and what became of their tasks."),
+    wide_option,
+)
+def list_(target: Horsies, *, dead: bool, as_json: bool) -> None:
+    """List the registered workers, oldest first; with --dead, those that died, the newest first.
 
     A worker registers when it starts. It is removed when it stops, or some time after its last heartbeat. Ages use the database's clock.
 
     \b
     horsies workers list --app shop:app
+    horsies workers list --dead
     """
-    registered = target.ops.list_workers()
+    if dead:
+        found = target.ops.list_dead_workers()
+        lines = dead_worker_table(found, target.ops.read_clock(), terminal_size()[0])
+    else:
+        found = target.ops.list_workers()
+        lines = worker_table(found, terminal_size()[0])
     if as_json:
-        show_json({"workers": registered})
-    elif lines := worker_table(registered, terminal_size()[0]):
+        show_json({"dead_workers" if dead else "workers": found})
+    elif lines:
         show_lines(lines)
     else:
-        click.echo("no worker is registered", err=True)
+        click.echo("no worker has died in the last day" if dead else "no worker is registered", err=True)
+
+
+def dead_worker_table(dead: Sequence[DeadWorker], now: datetime, width: int) -> list[Text]:
+    """Return the lines of the table; none if no worker died."""
+    columns = [
+        Column("DEAD WORKER", is_id=True), Column("APP", drop=3, shrink=8), Column("HOST", drop=2, shrink=8), Column("PID", drop=4),
+        Column("UP SINCE", drop=6), Column("LAST HEARTBEAT", drop=5), "DIED", "HELD", Column("ITS TASKS NOW", shrink=14),
+    ]  # fmt: skip
+    rows = [
+        (
+            worker.id, worker.app, worker.hostname, worker.pid, worker.started_at, worker.last_heartbeat_at,
+            f"{to_age(worker.last_heartbeat_at, now)} ago", worker.tasks_held, counts_text(worker.outcomes) or None,
+        )
+        for worker in dead
+    ]  # fmt: skip
+    return table_lines(columns, rows, width) if rows else []
 
 
 def worker_table(registered: Sequence[WorkerSummary], width: int) -> list[Text]:
@@ -89,13 +116,19 @@ def show(target: Horsies, *, worker_id: str, limit: int, as_json: bool) -> None:
     """
     full_id = find_id(target, "worker", worker_id)
     worker = next((worker for worker in target.ops.list_workers() if worker.id == full_id), None)
+    dead = next((worker for worker in target.ops.list_dead_workers() if worker.id == full_id), None)
     children, states = target.ops.list_children(full_id), target.ops.list_worker_states(full_id, limit=limit)
     if as_json:
-        known = {"id": full_id, "is_registered": worker is not None, "worker": worker}
+        known = {"id": full_id, "is_registered": worker is not None, "worker": worker, "dead": dead}
         show_json(known | {"children": children, "states": states})
         return
     now = target.ops.read_clock()
-    show_facts(asdict(worker) if worker else {"id": full_id, "state": "no longer registered"})
+    if worker is not None:
+        show_facts(asdict(worker))
+    elif dead is not None:
+        show_facts({"state": "died"} | asdict(dead) | {"outcomes": counts_text(dead.outcomes)})
+    else:
+        show_facts({"id": full_id, "state": "no longer registered"})
     if worker:
         click.echo()
         _show_children(children, now)
