@@ -73,7 +73,7 @@ class Column:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Replace characters that a terminal would obey, or that nobody can see, by their escapes. With `lines`, line ends and tabs stay."""
+    """Replace characters that a terminal would obey, or that are invisible, by their escapes. With `lines`, line ends and tabs stay."""
     return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub(_escape, text)
 
 

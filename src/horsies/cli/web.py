@@ -13,7 +13,7 @@ from horsies.logs import configure_logging
 @logging_options
 @report_errors
 def web(app: str, *, port: int, loglevel: str, log_format: str) -> None:
-    """Serve the dashboard of an app.
+    """Serve the dashboard of an app, on this machine only.
 
     \b
     horsies web shop:app
