@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig, CustomQueueConfig, RecoveryConfig
 
 MIB = 1 << 20
+MAX_NAMED = 3  # in the text of a finding
 
 
 class Severity(IntEnum):
@@ -222,12 +224,18 @@ class FindingCode(Enum):
         "Check whether their worker hangs, and restart it; if it is gone, start another one.", TargetKind.TASK
     )
     WAITING_LONG = _warning(
-        "Add workers or processes for this queue, raise its `max_concurrency`, or find the task that keeps them busy.",
+        "Add workers or processes with `horsies worker {app} --queues={queue}`. If its cap is the cause, raise `max_concurrency`; if one task takes most of "
+        "the time, give that task a queue and workers of its own; if slots are free, read the logs of its workers.",
         TargetKind.QUEUE,
     )
-    LAGGING = _warning("Add workers or processes for this queue, or raise its `max_concurrency`.", TargetKind.QUEUE)
-    QUEUE_BLOCKED = _error(
-        "Cancel the task that blocks it with `horsies tasks cancel {task_id}`, and give it a `timeout_ms`; or add workers or processes.",
+    LAGGING = _warning(  # noqa: PIE796 - the same
+        "Add workers or processes with `horsies worker {app} --queues={queue}`. If its cap is the cause, raise `max_concurrency`; if one task takes most of "
+        "the time, give that task a queue and workers of its own; if slots are free, read the logs of its workers.",
+        TargetKind.QUEUE,
+    )
+    QUEUE_BLOCKED = _warning(
+        "Cancel the task that blocks it with `horsies tasks cancel {task_id}`, or all of them that run with `horsies tasks cancel --task={task_name} --status=running`; "
+        "then give it a `timeout_ms`, or add workers or processes.",
         TargetKind.TASK,
     )
     TASK_RUNS_LONG = _warning(
@@ -367,7 +375,8 @@ class CheckContext:
     max_wait_s: float = 600.0
     max_lag_s: float = 60.0
     max_run_s: float = 600.0
-    blocked_after_s: float = 10.0
+    blocked_after_s: float = 5.0
+    overdue_after_s: float = 5.0
     blocking_after_s: float = 30.0
     max_since_crash_s: float = 3600.0
     max_unknown_s: float = 60.0
@@ -414,3 +423,18 @@ def context_for(app: CheckedApp, *, knows_app: bool) -> CheckContext:
         locator=app.locator if knows_app else None,
         schedules=[each.name for each in app.config.schedule.schedules] if knows_app and app.config.schedule else [],
     )
+
+
+def app_data(context: CheckContext) -> dict[str, Any]:
+    """Return the app, for commands that start something."""
+    return {} if context.locator is None else {"app": context.locator}
+
+
+def format_clock(moment: datetime) -> str:
+    """Format a time in the zone of the database session, like all times of findings."""
+    return f"{moment:%Y-%m-%d %H:%M:%S%z}"
+
+
+def enumerate_names(names: Sequence[str], separator: str = ", ") -> str:
+    more = [*names[:MAX_NAMED], "…"] if len(names) > MAX_NAMED else names
+    return separator.join(more)

@@ -1,24 +1,28 @@
-"""Checks of what is in the queue: tasks, workers, workflows and schedules."""
+"""Checks of tasks, workers, workflows and schedules. Those of queues whose tasks wait are in `waiting_checks.py`."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from typing import Any
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
-from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
+from horsies.doctor.findings import (
+    CheckContext,
+    Finding,
+    FindingCode,
+    Severity,
+    app_data,
+    enumerate_names,
+    format_clock,
+)
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.validation import format_duration
 from horsies.model.worker_config import RECYCLING_DOMINATES
 from horsies.schedules.control import get_failing_schedules
 from horsies.tasks.inspect import first_line
-from horsies.tasks.queues import QueueSummary, list_queues
+from horsies.tasks.queues import list_queues
 from horsies.tasks.unknown import list_unknown_tasks
 from horsies.workflows.inspect import get_stuck_workflows
 
 LIMIT = 1_000
 MAX_PAUSED = 20
-MAX_NAMED = 3  # in the text of a finding
 MAX_LISTED = 10  # in its data
 ELECTION_S = 10.0  # by then a worker that has just started, or the next candidate, has taken the maintenance lease
 STATISTICS_LATE_S = 180.0  # the maintenance leader writes the statistics of a minute within two minutes
@@ -47,7 +51,7 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
         if tasks:
             longest, _, longest_s = max(tasks, key=lambda row: row[2] or 0.0)
             count = f"{LIMIT} or more" if len(tasks) == LIMIT else f"{len(tasks)}"
-            named = _enumerate([f"{task_id} ({name})" for task_id, name, _ in tasks])
+            named = enumerate_names([f"{task_id} ({name})" for task_id, name, _ in tasks])
             seen = (
                 f"{count} task{'' if len(tasks) == 1 else 's'}: {named}; for up to {format_duration(longest_s or 0.0)}"
             )
@@ -55,106 +59,6 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
             data = {"task_id": longest, "count": len(tasks), "task_ids": ids, "seconds": longest_s or 0.0}
             findings.append(Finding(code, seen, data))
     return findings
-
-
-def check_waiting(context: CheckContext) -> Op[list[Finding]]:
-    """Find queues whose tasks wait, and why."""
-    queues = yield from list_queues(LIMIT)
-    capacity, running, claimed = yield from execute(
-        SQL["get_capacity"](stale_s=context.stale_after_s),
-        SQL["get_running"](after_s=min(context.blocking_after_s, context.max_run_s)),
-        SQL["get_claimed"](),
-    )
-    served = {queue for _, queues, *_ in capacity for queue in queues or ()}
-    # What is claimed in advance waits too; not for a worker, but for a child.
-    waits_s = {queue.name: queue.oldest_waiting_s for queue in queues if queue.oldest_waiting_s is not None}
-    waits_s |= {name: max(oldest_s, waits_s.get(name, 0.0)) for name, _, oldest_s in claimed}
-    paused = {queue.name for queue in queues if queue.paused_at is not None}
-    blocked = {
-        name: blocker
-        for name, oldest_s in waits_s.items()
-        if name not in paused and oldest_s > context.blocked_after_s
-        if (blocker := _find_blocker(context, name, capacity, running)) is not None
-    }
-    findings = [
-        finding
-        for queue in queues
-        for finding in _waiting_findings(
-            context, queue, is_served=queue.name in served, is_blocked=queue.name in blocked
-        )
-    ]
-    for name, (count, blocker) in blocked.items():
-        task_id, task_name, _, _, since, seconds, *_ = blocker
-        seen = (
-            f"queue {name!r} is blocked by {count} tasks that do not end: {task_name} ({task_id}) has been running "
-            f"{_on_worker(blocker)} since {_clock(since)}, for {format_duration(seconds)}; "
-            f"others wait for {format_duration(waits_s[name])}"
-        )
-        data = {
-            "queue": name,
-            "task_id": task_id,
-            "task_name": task_name,
-            "seconds": seconds,
-            "oldest_s": waits_s[name],
-        }
-        findings.append(Finding(FindingCode.QUEUE_BLOCKED, seen, data))
-    # A task whose worker is gone is another fault.
-    if long := [row for row in running if row[5] > context.max_run_s and not row[6] and row[7] is not None]:
-        named = _enumerate(
-            [
-                f"{row[1]} ({row[0]}) {_on_worker(row)} since {_clock(row[4])}, for {format_duration(row[5])}"
-                for row in long
-            ],
-            "; ",
-        )
-        seen = f"{len(long)} task{' runs' if len(long) == 1 else 's run'} long without a time limit: {named}"
-        ids = [row[0] for row in long[:MAX_LISTED]]
-        data = {"task_id": ids[0], "task_name": long[0][1], "count": len(long), "task_ids": ids, "seconds": long[0][5]}
-        findings.append(Finding(FindingCode.TASK_RUNS_LONG, seen, data))
-    return findings
-
-
-def _find_blocker(
-    context: CheckContext, queue: str, capacity: Sequence[Row], running: Sequence[Row]
-) -> tuple[int, Row] | None:
-    """Return how many long tasks take every slot of a queue, and the longest of them; None if a slot is free, or changes hands."""
-    caps = {each.name: each.max_concurrency for each in context.queues or ()} | {
-        name: cap for *_, name, cap in capacity if name is not None
-    }
-    long = [row for row in running if row[5] > context.blocking_after_s]
-    own = [row for row in long if row[2] == queue]
-    if own and len(own) >= (caps.get(queue) or len(own) + 1):
-        return len(own), own[0]
-    slots = {worker: count for worker, queues, count, *_ in capacity if queue in (queues or ())}
-    held = Counter(row[3] for row in long)
-    if not slots or any(held[worker] < count for worker, count in slots.items()):
-        return None
-    return sum(held[worker] for worker in slots), next(row for row in long if row[3] in slots)
-
-
-def _on_worker(row: Row) -> str:
-    *_, worker, _, _, _, host, pid = row
-    return f"on worker {worker}" if host is None else f"on {host} pid {pid}"
-
-
-def _waiting_findings(
-    context: CheckContext, queue: QueueSummary, *, is_served: bool, is_blocked: bool
-) -> Iterator[Finding]:
-    oldest_s = queue.oldest_waiting_s
-    if oldest_s is None:
-        return
-    count = f"{queue.waiting} or more" if queue.more_waiting else f"{queue.waiting}"
-    seen = f"{count} tasks wait in queue {queue.name!r}, the oldest for {format_duration(oldest_s)}"
-    data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting, **_app(context)}
-    if queue.paused_at is not None:
-        paused = f"{seen}; it has been paused since {_clock(queue.paused_at)}"
-        yield Finding(FindingCode.QUEUE_PAUSED, paused, data)
-    if not is_served and oldest_s > context.stuck_after_s:
-        yield Finding(FindingCode.QUEUE_UNSERVED, seen, data)
-    elif queue.paused_at is None and oldest_s > context.max_wait_s:
-        yield Finding(FindingCode.WAITING_LONG, seen, data)
-    elif queue.paused_at is None and is_served and not is_blocked and oldest_s > context.max_lag_s:
-        yield Finding(FindingCode.LAGGING, seen, data)
 
 
 def check_crashes(context: CheckContext) -> Op[list[Finding]]:
@@ -191,7 +95,7 @@ def check_unknown(context: CheckContext) -> Op[list[Finding]]:
         count = f"{tasks.count} or more" if tasks.count >= LIMIT else f"{tasks.count}"
         reason = "can read their arguments" if tasks.is_refused else "knows this task"
         one = tasks.count == 1
-        seen = f"{count} task{'' if one else 's'} named {tasks.task_name!r} wait{'s' if one else ''} since {_clock(tasks.since)}: no live worker {reason}"
+        seen = f"{count} task{'' if one else 's'} named {tasks.task_name!r} wait{'s' if one else ''} since {format_clock(tasks.since)}: no live worker {reason}"
         data = {"task_name": tasks.task_name, "count": tasks.count, "since": tasks.since.isoformat()}
         code = FindingCode.TASKS_CHANGED if tasks.is_refused else FindingCode.TASKS_UNKNOWN
         is_long = (now - tasks.since).total_seconds() > context.max_unknown_s
@@ -233,7 +137,9 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
     live = [row for row in workers if row[5] <= context.stale_after_s]
     findings: list[Finding] = []
     if stale:
-        named = _enumerate([f"{host} pid {pid} ({format_duration(age_s)})" for _, host, pid, _, _, age_s, *_ in stale])
+        named = enumerate_names(
+            [f"{host} pid {pid} ({format_duration(age_s)})" for _, host, pid, _, _, age_s, *_ in stale]
+        )
         seen = f"{len(stale)} workers send no heartbeats: {named}"
         ids = [row[0] for row in stale]
         findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_id": ids[0], "worker_ids": ids}))
@@ -245,19 +151,19 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         *_queue_findings(context, live),
     ]
     if costly := [row for row in live if (row[8] or 0.0) >= RECYCLING_DOMINATES]:
-        named = _enumerate([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
+        named = enumerate_names([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
         seen = f"{len(costly)} workers spend much of their children's time on starting them: {named}"
         costly.sort(key=lambda row: -row[8])
         ids = [row[0] for row in costly]
         data = {"worker_id": ids[0], "worker_ids": ids, "share": costly[0][8]}
         findings.append(Finding(FindingCode.RECYCLING_DOMINATES, seen, data))
     if clashes:
-        named = _enumerate([f"{name} (of apps {', '.join(apps)})" for name, apps in clashes])
+        named = enumerate_names([f"{name} (of apps {', '.join(apps)})" for name, apps in clashes])
         seen = f"{len(clashes)} task names are in more than one app: {named}"
         data = {"task_name": clashes[0][0], "tasks": {name: list(apps) for name, apps in clashes}}
         findings.append(Finding(FindingCode.TASK_NAME_CLASH, seen, data))
     if mixed and not clashes:
-        named = _enumerate([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
+        named = enumerate_names([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
         seen = f"workers of different apps serve {len(mixed)} queue{'' if len(mixed) == 1 else 's'}: {named}"
         data = {"queue": mixed[0][0], "queues": {queue: list(apps) for queue, apps in mixed}}
         findings.append(Finding(FindingCode.APPS_MIXED, seen, data))
@@ -269,8 +175,8 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
     dead = yield from rows(SQL["get_dead_workers"](since_s=context.max_since_crash_s))
     if not dead:
         return []
-    named = _enumerate(
-        [f"{host} pid {pid} at {_clock(at)} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
+    named = enumerate_names(
+        [f"{host} pid {pid} at {format_clock(at)} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
     )
     seen = f"{len(dead)} workers died in the last {format_duration(context.max_since_crash_s)}: {named}"
     ids, tasks = [row[0] for row in dead], [task for row in dead for task in row[7]]
@@ -281,10 +187,10 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
 def _find_what_waits(context: CheckContext) -> Op[Finding]:
     waiting = [queue for queue in (yield from list_queues(LIMIT)) if queue.oldest_waiting_s is not None]
     queues = {queue.name: queue.oldest_waiting_s for queue in waiting}
-    data = {"tasks_wait": bool(queues), "queues": list(queues), **_app(context)}
+    data = {"tasks_wait": bool(queues), "queues": list(queues), **app_data(context)}
     if not queues:
         return Finding(FindingCode.NO_WORKERS, "no worker is live", data)
-    named = _enumerate([f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in queues.items()])
+    named = enumerate_names([f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in queues.items()])
     seen = f"no worker is live, and tasks wait in queue{'' if len(queues) == 1 else 's'} {named}"
     return Finding(FindingCode.NO_WORKERS, seen, data, Severity.ERROR)
 
@@ -320,7 +226,7 @@ def _queue_findings(context: CheckContext, live: Sequence[Row]) -> Iterator[Find
     declared, served = {queue.name for queue in context.queues}, {queue for row in live for queue in row[3]}
     if unserved := sorted(declared - served):
         seen = f"no worker serves {', '.join(unserved)}"
-        data = {"queue": unserved[0], "queues": unserved, **_app(context)}
+        data = {"queue": unserved[0], "queues": unserved, **app_data(context)}
         yield Finding(FindingCode.QUEUE_WITHOUT_WORKER, seen, data)
     served_for_app = {queue for row in live if row[7] in (None, context.app, context.locator) for queue in row[3]}
     if (unknown := sorted(served_for_app - declared)) and not _is_deploying(context, live):
@@ -344,7 +250,7 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
     if not still:
         return []
     roots = sorted({stuck.root_id for stuck in still})
-    named = _enumerate([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
+    named = enumerate_names([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
     data = {"workflow_id": roots[0], "count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
     return [Finding(FindingCode.WORKFLOWS_STUCK, f"{len(roots)} workflows: {named}", data)]
 
@@ -365,14 +271,14 @@ def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:
     for (name, node, code, reason), alike in groups.items():
         root, since = alike[0][0], alike[0][6]
         more = f"; {len(alike) - 1} more of its runs likewise" if len(alike) > 1 else ""
-        at = f" since {_clock(since)}" if since else ""
+        at = f" since {format_clock(since)}" if since else ""
         seen = f"workflow {name!r} ({root}) has been paused{at} because node {node!r} failed: {reason}{more}"
         ids = [row[0] for row in alike]
         data = {"workflow_id": root, "workflow": name, "node": node, "error_code": code, "count": len(ids)}
         findings.append(Finding(FindingCode.WORKFLOW_PAUSED_BY_ERROR, seen, {**data, "workflow_ids": ids[:MAX_LISTED]}))
     if others:
         count = f"{MAX_PAUSED} or more" if len(others) == MAX_PAUSED else f"{len(others)}"
-        named = _enumerate([f"{name} ({root})" for root, name, *_ in others])
+        named = enumerate_names([f"{name} ({root})" for root, name, *_ in others])
         seen = f"{count} workflow{' is' if len(others) == 1 else 's are'} paused: {named}"
         ids = [row[0] for row in others]
         data = {"workflow_id": ids[0], "count": len(ids), "workflow_ids": ids[:MAX_LISTED]}
@@ -402,14 +308,14 @@ def check_schedules(context: CheckContext) -> Op[list[Finding]]:
     )
     findings: list[Finding] = []
     if overdue:
-        named = _enumerate([f"{name} ({format_duration(late_s)})" for name, late_s in overdue])
+        named = enumerate_names([f"{name} ({format_duration(late_s)})" for name, late_s in overdue])
         seen = f"slots of {len(overdue)} schedules are overdue: {named}"
         names = [name for name, _ in overdue]
-        data = {"schedule": names[0], "schedules": names, **_app(context)}
+        data = {"schedule": names[0], "schedules": names, **app_data(context)}
         findings.append(Finding(FindingCode.SCHEDULES_UNSERVED, seen, data))
     if unowned:
         names = [name for (name,) in unowned]
-        seen = f"{len(names)} schedules belong to no app: {_enumerate(names)}"
+        seen = f"{len(names)} schedules belong to no app: {enumerate_names(names)}"
         findings.append(Finding(FindingCode.SCHEDULES_WITHOUT_APP, seen, {"schedule": names[0], "schedules": names}))
     return findings
 
@@ -422,23 +328,8 @@ def check_owners(context: CheckContext) -> Op[list[Finding]]:
     clashes = yield from rows(SQL["get_name_clashes"](names=list(context.schedules), own=own))
     if not clashes:
         return []
-    named = _enumerate(
+    named = enumerate_names(
         [f"{name} ({'created at run time' if app is None else f'of app {app}'})" for name, app in clashes]
     )
     seen = f"{len(clashes)} schedules that app {context.app} declares are not in force, because others have their names: {named}"
     return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedule": clashes[0][0], "schedules": dict(clashes)})]
-
-
-def _app(context: CheckContext) -> dict[str, Any]:
-    """The app, for commands that start something."""
-    return {} if context.locator is None else {"app": context.locator}
-
-
-def _clock(moment: datetime) -> str:
-    """In the zone of the database session, like all times of findings."""
-    return f"{moment:%Y-%m-%d %H:%M:%S%z}"
-
-
-def _enumerate(names: Sequence[str], separator: str = ", ") -> str:
-    more = [*names[:MAX_NAMED], "…"] if len(names) > MAX_NAMED else names
-    return separator.join(more)

@@ -52,37 +52,6 @@ where cancel_requested_at is not null
 and cancel_requested_at < now() - %(grace_ms)s::integer * interval '1 ms' - %(after_s)s::float * interval '1 s'
 limit %(limit)s::integer;
 
--- name: get_capacity
--- The slots of living workers, and the caps that were set at run time.
-select id::text, queues, processes * concurrency, null::text, null::integer
-from {schema}.workers
-where heartbeat_at > now() - %(stale_s)s::float * interval '1 s'
-union all
-select null, null, null, name, max_concurrency
-from {schema}.queues
-where max_concurrency is not null
-limit 10000;
-
--- name: get_running
--- Tasks that have been running for some time, the longest first, with their workers.
-select
-    tasks.id::text, tasks.task_name, tasks.queue_name, tasks.claimed_by::text, tasks.started_at,
-    case when isfinite(tasks.started_at) then extract(epoch from now() - tasks.started_at)::float else 0 end,
-    tasks.timeout_ms is not null, workers.hostname, workers.pid
-from {schema}.tasks
-left join {schema}.workers on workers.id = tasks.claimed_by
-where tasks.status = 'RUNNING'
-and tasks.started_at < now() - %(after_s)s::float * interval '1 s'
-order by tasks.started_at
-limit 10000;
-
--- name: get_claimed
--- Tasks that are claimed in advance wait for their turn in a child.
-select queue_name, count(*), extract(epoch from now() - min(enqueued_at))::float
-from {schema}.tasks
-where status = 'CLAIMED'
-group by queue_name;
-
 -- name: get_crashes
 -- Tasks whose children died, by name: those in flight, the first that are due later, the first of each queue (a released task returns to its
 -- place), and the newest failures. The errors are searched as text, because JSON with \u0000 cannot be parsed here.

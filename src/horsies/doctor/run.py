@@ -13,7 +13,7 @@ from horsies.db.dedicated import DedicatedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.pooler import UnsuitableEncoding
 from horsies.db.statement import Op, Query, Request, Rows, execute, load, rows
-from horsies.doctor import database_checks, queue_checks
+from horsies.doctor import database_checks, queue_checks, waiting_checks
 from horsies.doctor.findings import CheckContext, Finding, FindingCode, Severity
 from horsies.model.config import PostgresConfig
 
@@ -61,7 +61,7 @@ QUICK: Final[Sequence[Check]] = (
     WORKERS,
     Check("dead workers", queue_checks.check_dead_workers),
     Check("stuck tasks", queue_checks.check_stuck),
-    Check("waiting tasks", queue_checks.check_waiting),
+    Check("waiting tasks", waiting_checks.check_waiting),
     Check("unknown tasks", queue_checks.check_unknown),
     Check("crashes of children", queue_checks.check_crashes),
     CAPS,
