@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.fixtures.shops",
     "tests.fixtures.processes",
     "tests.fixtures.workers",
+    "tests.fixtures.situations",
     "tests.fixtures.everything",
     "tests.fixtures.browsers",
     "tests.fixtures.proxies",

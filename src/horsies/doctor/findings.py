@@ -282,7 +282,7 @@ class FindingCode(Enum):
     # -- workers
     NO_WORKERS = _info("Start one with `horsies worker {app}`.")
     DEAD_WORKERS = _warning(
-        "Find out why they ended: the log of their machine (out of memory, a restart), or `docker inspect` and `kubectl describe`.",
+        "Find out why they ended: the log of their machine (out of memory, a restart), or `docker inspect` and `kubectl describe`. `horsies tasks list --worker={worker_id}` shows what became of their tasks.",
         TargetKind.WORKER,
     )
     STALE_WORKERS = _error(

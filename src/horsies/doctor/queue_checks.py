@@ -66,10 +66,13 @@ def check_crashes(context: CheckContext) -> Op[list[Finding]]:
     crashes = yield from rows(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
     findings: list[Finding] = []
     for name, deaths, live, ended, example, message, at, worker, host in crashes:
-        last = f"; the last, at {at} on {host or 'worker ' + str(worker)}: {first_line(message)}" if at else ""
+        last = (
+            f", the last on {host or f'worker {worker}'} at {at}: {WORKER_CRASHED}: {first_line(message)}" if at else ""
+        )
+        period = format_duration(context.max_since_crash_s)
         seen = (
-            f"task {name!r} has killed {deaths} child process{'' if deaths == 1 else 'es'}: {live} of these tasks live, {ended} failed with "
-            f"{WORKER_CRASHED} in the last {format_duration(context.max_since_crash_s)}, for example {example}{last}"
+            f"task {name!r} has killed {deaths} child process{'' if deaths == 1 else 'es'}{last}; "
+            f"{live} of these tasks {'is' if live == 1 else 'are'} live and {ended} failed in the last {period}, for example {example}"
         )
         data = {
             "task_name": name,
@@ -140,7 +143,7 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         named = enumerate_names(
             [f"{host} pid {pid} ({format_duration(age_s)})" for _, host, pid, _, _, age_s, *_ in stale]
         )
-        seen = f"{len(stale)} workers send no heartbeats: {named}"
+        seen = f"{len(stale)} worker{' sends' if len(stale) == 1 else 's send'} no heartbeats: {named}"
         ids = [row[0] for row in stale]
         findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_id": ids[0], "worker_ids": ids}))
     if not live:
@@ -176,9 +179,12 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
     if not dead:
         return []
     named = enumerate_names(
-        [f"{host} pid {pid} at {format_clock(at)} with {held} tasks" for _, host, pid, _, at, held, *_ in dead]
+        [
+            f"{host} pid {pid} at {format_clock(at)} with {held} task{'' if held == 1 else 's'}"
+            for _, host, pid, _, at, held, *_ in dead
+        ]
     )
-    seen = f"{len(dead)} workers died in the last {format_duration(context.max_since_crash_s)}: {named}"
+    seen = f"{len(dead)} worker{'' if len(dead) == 1 else 's'} died in the last {format_duration(context.max_since_crash_s)}: {named}"
     ids, tasks = [row[0] for row in dead], [task for row in dead for task in row[7]]
     data = {"worker_id": ids[0], "worker_ids": ids, "task_ids": tasks[:MAX_LISTED]}
     return [Finding(FindingCode.DEAD_WORKERS, seen, data)]

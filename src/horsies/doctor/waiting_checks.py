@@ -69,6 +69,8 @@ class LateTask:
         usual = (
             "how long it usually takes is not known"
             if self.usual_s is None
+            else f"it usually takes less than {self.usual_s * 1000:.0f} ms"
+            if self.usual_s < 1
             else f"it usually takes less than {format_duration(self.usual_s)}"
         )
         return f"{self.task} ({usual})"
@@ -84,6 +86,9 @@ class Slots:
     @property
     def count(self) -> int:
         return sum(self.by_worker.values())
+
+    def __str__(self) -> str:
+        return "the only slot of its worker is" if self.count == 1 else f"all {self.count} slots of its workers are"
 
     def find_holders(self, queue: str, running: Sequence[RunningTask]) -> list[RunningTask]:
         """Return the tasks that hold all of it; none if something is free."""
@@ -184,7 +189,7 @@ def _blocked_finding(name: str, slots: Slots, oldest_s: float, holders: Sequence
     first, *others = holders
     task = first.task
     is_capped = slots.cap is not None and len(holders) >= slots.cap and all(each.task.queue == name for each in holders)
-    what = f"its cap of {slots.cap} is" if is_capped else f"all {slots.count} slots of its workers are"
+    what = f"its cap of {slots.cap} is" if is_capped else str(slots)
     named = enumerate_names([str(each) for each in (first, *others)], "; ")
     seen = f"queue {name!r} is blocked for {format_duration(oldest_s)}: {what} taken by tasks that do not end: {named}"
     data = {
@@ -250,9 +255,13 @@ def _find_late(
     findings: list[Finding] = []
     for queue in late:
         oldest_s = queue.oldest_waiting_s or 0.0
+        here = [task for task in running if task.worker in slots[queue.name].by_worker]
         cause, words, more = _find_cause(
-            queue, slots[queue.name], _Flow(flow, arrived.get(queue.name, 0)), running, in_flight
+            queue, slots[queue.name], _Flow(flow, arrived.get(queue.name, 0)), here, in_flight
         )
+        if here:
+            words += f"; the longest that runs there: {here[0]}"
+            more["task_id"] = here[0].id
         code = FindingCode.WAITING_LONG if oldest_s > context.max_wait_s else FindingCode.LAGGING
         data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting, "cause": cause}
         seen = f"queue {queue.name!r} is late: {_describe_waiting(queue)}; {words}"
@@ -288,29 +297,28 @@ def _find_cause(
         return "cap", f"its cap of {slots.cap} is reached{rates}", {**data, "cap": slots.cap}
     if busy + claimed < slots.count:
         return "free_slots", f"only {busy} of the {slots.count} slots of its workers are taken{rates}", data
-    task, share = _find_slow_task(slots, flow, running)
+    task, share = _find_slow_task(flow, running)
     if share >= MOST and task is not None:
-        words = f"task {task!r} takes {share:.0%} of the time of the {slots.count} slots of its workers{rates}"
+        words = f"{slots} taken, and task {task!r} takes {share:.0%} of their time{rates}"
         return "slow_task", words, {**data, "task_name": task, "share": round(share, 2)}
     if ended is not None and ended > flow.arrived:
         return (
             "catching_up",
-            f"all {slots.count} slots of its workers are taken, and fewer tasks come than end{rates}",
+            f"{slots} taken, and fewer tasks come than end{rates}",
             data,
         )
-    return "too_few_slots", f"all {slots.count} slots of its workers are taken{rates}", data
+    return "too_few_slots", f"{slots} taken{rates}", data
 
 
-def _find_slow_task(slots: Slots, flow: _Flow, running: Sequence[RunningTask]) -> tuple[str | None, float]:
+def _find_slow_task(flow: _Flow, running: Sequence[RunningTask]) -> tuple[str | None, float]:
     """Return the task that took most of the time of some slots, if they have others to run too, and its share."""
     spent_s, runs = defaultdict[str, float](float), Counter[str]()
     for _, name, count, seconds in flow.rows:
         spent_s[name] += seconds
         runs[name] += count
     for task in running:
-        if task.worker in slots.by_worker:
-            spent_s[task.name] += min(task.seconds, FLOW_MINUTES * 60.0)
-            runs[task.name] += 1
+        spent_s[task.name] += min(task.seconds, FLOW_MINUTES * 60.0)
+        runs[task.name] += 1
     total_s = sum(spent_s.values())
     if total_s <= 0:
         return None, 0.0
