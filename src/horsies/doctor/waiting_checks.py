@@ -35,8 +35,8 @@ MOST = 0.5  # of the time of the slots
 SQL = load(__file__)
 
 
-class RunningTask(NamedTuple):
-    """A task that has been running for some time, as read."""
+class SlotHolder(NamedTuple):
+    """A task that has been running for some time, and its worker."""
 
     id: str
     name: str
@@ -61,7 +61,7 @@ class RunningTask(NamedTuple):
 class LateTask:
     """A task that has been running for much longer than such tasks do."""
 
-    task: RunningTask
+    task: SlotHolder
     usual_s: float | None
     """How long all but a few of them have run at most; None if that is not known."""
 
@@ -90,7 +90,7 @@ class Slots:
     def __str__(self) -> str:
         return "the only slot of its worker is" if self.count == 1 else f"all {self.count} slots of its workers are"
 
-    def find_holders(self, queue: str, running: Sequence[RunningTask]) -> list[RunningTask]:
+    def find_holders(self, queue: str, running: Sequence[SlotHolder]) -> list[SlotHolder]:
         """Return the tasks that hold all of it; none if something is free."""
         own = [task for task in running if task.queue == queue]
         if self.cap is not None and len(own) >= self.cap:
@@ -109,7 +109,7 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
         SQL["get_running"](after_s=min(context.overdue_after_s, context.max_run_s)),
         SQL["get_in_flight"](),
     )
-    running = [RunningTask(*row) for row in running_rows]
+    running = [SlotHolder(*row) for row in running_rows]
     slots = {queue.name: _slots_of(context, queue, capacity) for queue in queues}
     # What is claimed in advance waits too; not for a worker, but for a child.
     waits_s = {queue.name: queue.oldest_waiting_s or 0.0 for queue in queues}
@@ -143,14 +143,14 @@ def _slots_of(context: CheckContext, queue: QueueSummary, capacity: Sequence[Row
 
 
 def _find_blocked(
-    context: CheckContext, names: Sequence[str], slots: Mapping[str, Slots], running: Sequence[RunningTask]
+    context: CheckContext, names: Sequence[str], slots: Mapping[str, Slots], running: Sequence[SlotHolder]
 ) -> Op[dict[str, list[LateTask]]]:
     """Return the queues whose slots are all held by late tasks, with these."""
     running = [task for task in running if task.seconds > context.overdue_after_s]
-    suspects = {name: holders for name in names if (holders := slots[name].find_holders(name, running))}
-    if not suspects:
+    candidates = {name: holders for name in names if (holders := slots[name].find_holders(name, running))}
+    if not candidates:
         return {}
-    kinds = Counter((task.queue, task.name) for holders in suspects.values() for task in holders)
+    kinds = Counter((task.queue, task.name) for holders in candidates.values() for task in holders)
     pairs = [pair for pair, _ in kinds.most_common(MAX_PAIRS)]
     query = SQL["get_usual_durations"](
         queues=[queue for queue, _ in pairs], tasks=[name for _, name in pairs], limit=NEWEST
@@ -158,12 +158,12 @@ def _find_blocked(
     usual_s = {(queue, name): _usual_s(buckets, counts) for queue, name, buckets, counts in (yield from rows(query))}
     late = {
         task.id: LateTask(task, usual_s.get((task.queue, task.name)))
-        for holders in suspects.values()
+        for holders in candidates.values()
         for task in holders
         if _is_late(context, task, usual_s.get((task.queue, task.name)))
     }
     blocked: dict[str, list[LateTask]] = {}
-    for name, holders in suspects.items():
+    for name, holders in candidates.items():
         if still := slots[name].find_holders(name, [task for task in holders if task.id in late]):
             blocked[name] = [late[task.id] for task in still]
     return blocked
@@ -179,7 +179,7 @@ def _usual_s(buckets: Sequence[int], counts: Sequence[int]) -> float:
     return 2.0 ** (buckets[-1] - 1) / 1000
 
 
-def _is_late(context: CheckContext, task: RunningTask, usual_s: float | None) -> bool:
+def _is_late(context: CheckContext, task: SlotHolder, usual_s: float | None) -> bool:
     if usual_s is not None:
         return task.seconds > max(context.overdue_after_s, OVERDUE * usual_s)
     return not task.has_timeout and task.seconds > context.blocking_after_s
@@ -238,7 +238,7 @@ def _find_late(
     context: CheckContext,
     late: Sequence[QueueSummary],
     slots: Mapping[str, Slots],
-    running: Sequence[RunningTask],
+    running: Sequence[SlotHolder],
     in_flight: Sequence[Row],
 ) -> Op[list[Finding]]:
     """Say of queues whose tasks wait for long what keeps them waiting."""
@@ -280,7 +280,7 @@ class _Flow:
 
 
 def _find_cause(
-    queue: QueueSummary, slots: Slots, flow: _Flow, running: Sequence[RunningTask], in_flight: Sequence[Row]
+    queue: QueueSummary, slots: Slots, flow: _Flow, running: Sequence[SlotHolder], in_flight: Sequence[Row]
 ) -> tuple[str, str, dict[str, object]]:
     """Return the cause that a queue is late, as a word and as words, and the numbers."""
     busy = sum(count for _, worker, count, *_ in in_flight if worker in slots.by_worker)
@@ -310,7 +310,7 @@ def _find_cause(
     return "too_few_slots", f"{slots} taken{rates}", data
 
 
-def _find_slow_task(flow: _Flow, running: Sequence[RunningTask]) -> tuple[str | None, float]:
+def _find_slow_task(flow: _Flow, running: Sequence[SlotHolder]) -> tuple[str | None, float]:
     """Return the task that took most of the time of some slots, if they have others to run too, and its share."""
     spent_s, runs = defaultdict[str, float](float), Counter[str]()
     for _, name, count, seconds in flow.rows:
@@ -327,7 +327,7 @@ def _find_slow_task(flow: _Flow, running: Sequence[RunningTask]) -> tuple[str | 
     return (None, 0.0) if runs[name] / sum(runs.values()) >= MOST else (name, seconds / total_s)
 
 
-def _long_findings(context: CheckContext, running: Sequence[RunningTask]) -> Iterator[Finding]:
+def _long_findings(context: CheckContext, running: Sequence[SlotHolder]) -> Iterator[Finding]:
     long = [task for task in running if task.seconds > context.max_run_s and not task.has_timeout]
     if long:
         seen = f"{len(long)} task{' runs' if len(long) == 1 else 's run'} long without a time limit: {enumerate_names([str(task) for task in long], '; ')}"
