@@ -35,7 +35,7 @@ from horsies.model.errors import (
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
-from horsies.model.result import Err, Ok, Result, TaskError, TaskResult, UnwrapError, is_err, is_ok
+from horsies.model.result import TaskError, TaskResult, UnwrapError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.schedule import (
     CronSchedule,
@@ -89,7 +89,6 @@ __all__ = [
     "CurrentTask",
     "CustomQueueConfig",
     "DailySchedule",
-    "Err",
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
@@ -103,7 +102,6 @@ __all__ = [
     "NodeKey",
     "NodeNotFoundError",
     "NodeStatus",
-    "Ok",
     "OnError",
     "OperationalErrorCode",
     "OutcomeCode",
@@ -115,7 +113,6 @@ __all__ = [
     "QueueError",
     "QueueMode",
     "RecoveryConfig",
-    "Result",
     "RetentionConfig",
     "RetrievalCode",
     "RetryOutcome",
@@ -159,8 +156,6 @@ __all__ = [
     "current_task",
     "each",
     "from_node",
-    "is_err",
-    "is_ok",
     "result_from",
     "results_from",
 ]

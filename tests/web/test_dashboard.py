@@ -1,21 +1,16 @@
 """The dashboard over HTTP, on a real server."""
 
-import httpx
+from typing import Any
 
-from horsies import AppConfig, Horsies
-from horsies.web import dashboard
+from horsies import Horsies
 
 
-async def test_the_overview_lists_the_queues(database: str) -> None:
-    app = Horsies(AppConfig.for_database_url(database))
-    app.broker.migrate()
+async def test_an_action_changes_something_says_so_and_is_recorded(app: Horsies, visit: Any) -> None:
     app.ops.pause_queue("mail")
-    transport = httpx.ASGITransport(dashboard(app))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8321") as client:
-        page = await client.get("/")
-        assert page.status_code == 200
-        assert "mail" in page.text
-        back = await client.post("/actions/resume-queue", data={"name": "mail", "back": "/"})
-        assert back.status_code == 303
-        assert "resumed" in (await client.get(back.headers["location"])).text
-    await app.broker.close_async()
+    visitor = await visit()
+    done = await visitor.post("/actions/resume-queue", name="mail", back="/?x=1")
+    assert (done.status_code, done.headers["location"]) == (303, "/?x=1")
+    assert "Queue mail is resumed" in (await visitor.get("/")).text
+    assert "Queue mail is resumed" not in (await visitor.get("/")).text, "a message is shown once"
+    newest = app.ops.list_audit(limit=1)[0]
+    assert (newest.actor, newest.action, newest.target, newest.count) == ("local", "resume queue", "mail", 1)

@@ -30,6 +30,7 @@ import click
 
 from horsies.cli.dev_process import AppSurvey, child_command, outermost
 from horsies.cli.options import app_command, logging_options, report_errors
+from horsies.cli.web import DEFAULT_PORT, has_extra
 from horsies.db.broker import PostgresBroker
 from horsies.locate import split_locator
 from horsies.logs import configure_logging
@@ -48,7 +49,7 @@ STEADY_S = 30.0  # a command that ran for this long starts with the first delay 
 LAST_OUTPUT_S = 1.0
 READ_BYTES = 1 << 16
 
-COLOURS = {"worker": "cyan", "scheduler": "magenta", "dev": "green"}
+COLOURS = {"worker": "cyan", "scheduler": "magenta", "web": "blue", "dev": "green"}
 PREFIX_WIDTH = max(map(len, COLOURS))
 
 T = TypeVar("T")
@@ -68,12 +69,19 @@ log = logging.getLogger("horsies.dev")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Tasks at once in each child."
 )
+@click.option("--web/--no-web", "has_web", default=True, show_default=True, help="Serve the dashboard, too.")
+@click.option(
+    "--web-port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True,
+    help="Its port; if it is taken, a free one.",
+)  # fmt: skip
 @logging_options
 @report_errors
-def dev(app: str, *, processes: int, concurrency: int, loglevel: str, log_format: str) -> None:
+def dev(
+    app: str, *, processes: int, concurrency: int, has_web: bool, web_port: int, loglevel: str, log_format: str
+) -> None:
     """Run everything an app needs during development, in one terminal.
 
-    Runs a worker, a scheduler if the app has schedules, and the embedded PostgreSQL if no database is configured. When a .py file of the app
+    Runs a worker, a scheduler if the app has schedules, the dashboard, and the embedded PostgreSQL if no database is configured. When a .py file of the app
     changes, the commands restart; running tasks have a few seconds to end. If the code cannot be loaded, this is reported, and the next
     change is awaited.
 
@@ -83,13 +91,21 @@ def dev(app: str, *, processes: int, concurrency: int, loglevel: str, log_format
     """
     print_line = partial(_print_line, has_prefix=log_format != "json")
     configure_logging(loglevel, log_format, _LogStream(print_line))
+    if has_web and not has_extra():
+        has_web = False
+        log.warning('no dashboard: it needs the extra web: pip install "horsies[web]"')
     log_options = (f"--loglevel={loglevel}", f"--log-format={log_format}")
 
     def commands(survey: AppSurvey) -> Mapping[str, Sequence[str]]:
         sizes = (f"--processes={processes}", f"--concurrency={concurrency}")
         worker = child_command("run", "worker", app, *sizes, *log_options)
         scheduler = child_command("run", "scheduler", app, *log_options)
-        return {"worker": worker, "scheduler": scheduler} if survey.has_schedules else {"worker": worker}
+        web = child_command("run", "web", app, f"--port={web_port}", "--any-port", *log_options)
+        return {
+            "worker": worker,
+            **({"scheduler": scheduler} if survey.has_schedules else {}),
+            **({"web": web} if has_web else {}),
+        }
 
     run_with_reload(app, commands, print_line)
 

@@ -57,8 +57,15 @@ class PostgresBroker:
         resilience: WorkerResilienceConfig | None = None,
         listener_timings: ListenerTimings | None = None,
         waiter_timings: WaiterTimings | None = None,
+        purpose: str = "producer",
+        statement_timeout_ms: int = 0,
     ) -> None:
+        """`purpose` is what `pg_stat_activity` shows. `statement_timeout_ms` holds for pooled connections, unless a pooler shares them; 0: that of the role."""
         self.config = config
+        self.purpose = purpose
+        # Without one, that of the role stays.
+        limits = {"statement_timeout": str(statement_timeout_ms)} if statement_timeout_ms else {}
+        self._settings = {**GENERIC_PLANS, **limits}
         self.listener_timings = listener_timings or ListenerTimings()
         self.waiter_timings = waiter_timings or WaiterTimings()
         self._resilience = resilience or WorkerResilienceConfig()
@@ -70,14 +77,14 @@ class PostgresBroker:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._prepared = PreparedStatements(GENERIC_PLANS)
+        self._prepared = PreparedStatements(self._settings)
         self.pools = self._make_pools()
         self._listener: Listener | None = None
         self._reader = ThreadReader(self.listener, partial(PostgresBroker.run, self), self.waiter_timings)
         self._loop_readers: dict[asyncio.AbstractEventLoop, LoopReader] = {}
 
     def _make_pools(self) -> ConnectionPools:
-        return ConnectionPools(self.config, self._prepared)
+        return ConnectionPools(self.config, self._prepared, purpose=self.purpose)
 
     def abandon_after_fork(self) -> None:
         """Start without connections in a forked child."""
@@ -176,7 +183,7 @@ class PostgresBroker:
         """Connect once to find out why a pool timed out. Return if the server is available and the pool is large enough."""
         is_exhausted = has_waited or self.pools.is_exhausted(pool)
         try:
-            connect(self.config, "producer").close()
+            connect(self.config, self.purpose).close()
         except psycopg.Error as reason:
             raise broker_error(reason) from error
         if is_exhausted:

@@ -106,10 +106,13 @@ class ConnectionPools:
         config: PostgresConfig,
         prepared: PreparedStatements,
         async_class: type[AsyncConnectionPool] = AsyncConnectionPool,
+        *,
+        purpose: str = "producer",
     ) -> None:
         self._config = config
         self._prepared = prepared
         self._async_class = async_class
+        self._purpose = purpose
         self._reconnect_failed_at = -float("inf")
         self._lock = threading.Lock()
         self._blocking: ConnectionPool | None = None
@@ -147,7 +150,7 @@ class ConnectionPools:
     def _pool_settings(self) -> dict[str, Any]:
         return {
             "conninfo": self._config.conninfo,
-            "kwargs": _connection_settings(self._config, "producer"),
+            "kwargs": _connection_settings(self._config, self._purpose),
             "min_size": self._config.pool_min_size,
             "max_size": self._config.pool_max_size,
             "timeout": self._config.connect_timeout_s,

@@ -92,17 +92,19 @@ class Ops:
     `actor` names who acts, in the audit: `app.ops.acting_as("alice")`.
     """
 
-    def __init__(self, app: OpsApp, actor: str | None = None) -> None:
+    def __init__(self, app: OpsApp, actor: str | None = None, *, broker: PostgresBroker | None = None) -> None:
         self._app = app
+        self._broker = broker
         self.actor = actor or f"{_user_name()}@{socket.gethostname()}"
 
     @property
     def broker(self) -> PostgresBroker:
-        return self._app.broker
+        """The connection that operations use: that of the app, unless they were given one of their own."""
+        return self._broker or self._app.broker
 
     def acting_as(self, actor: str) -> Ops:
         """Return the same operations, recorded under this name."""
-        return Ops(self._app, actor)
+        return Ops(self._app, actor, broker=self._broker)
 
     # -- tasks
 

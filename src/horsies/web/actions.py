@@ -8,18 +8,35 @@ Actions on many tasks (`/actions/cancel-matching`, `retry-matching`, `purge-matc
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections import Counter
+import secrets
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
+from datetime import datetime
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Literal
 
-from horsies.model.errors import ConfigError
-from horsies.ops.api import CHANGES
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from horsies.model.errors import ConfigError, HorsiesError
+from horsies.model.status import TaskStatus
+from horsies.ops.api import CHANGES, Ops
+from horsies.ops.bulk import BulkAction
+from horsies.tasks.inspect import TaskFilter
+from horsies.web.live import Topic
 from horsies.web.view import Flash, View
 
 MAX_IDS: Final = 1_000
+MAX_JOBS: Final = 50  # that are remembered
+MAX_RUNNING_JOBS: Final = 4
+WAIT_FOR_JOB_S: Final = 2.0
+
+log = logging.getLogger("horsies.web")
 
 
 class FormError(ValueError):
@@ -49,6 +66,29 @@ class Form:
 
     def checked(self, name: str) -> bool:
         return self.optional(name) is not None
+
+    def filters(self) -> TaskFilter:
+        """Read the fields of a `TaskFilter`, by their names."""
+        names = {each.name for each in dataclass_fields(TaskFilter)}
+        if unknown := self.fields.keys() - names - {"csrf", "back", "force"}:
+            # To ignore a condition would act on more tasks than were meant.
+            raise FormError(f"there is no condition {', '.join(sorted(unknown))}")
+        given: dict[str, Any] = {"ids": self.many("ids")} if "ids" in self.fields else {}
+        for name in names - {"statuses", "ids"}:
+            if (text := self.optional(name)) is not None:
+                given[name] = _parse_time(text) if name in {"since", "until"} else text
+        try:
+            statuses = [TaskStatus(status) for status in self.fields.get("statuses", ()) if status]
+        except ValueError as error:
+            raise FormError(str(error)) from error
+        return TaskFilter(statuses=statuses, **given)
+
+
+def _parse_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise FormError(f"{text[:40]!r} is not a time") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +205,120 @@ async def remove_schedule(view: View, form: Form) -> Flash:
     except ConfigError as error:
         raise FormError(str(error)) from error
     return _changed(found, "The schedule is removed.", "There is no such schedule.")
+
+
+class Jobs:
+    """Actions on many tasks. They run in batches, in tasks of this process: what was done stays done if one is stopped or the server ends."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self.topic = Topic("job", self._read, {"state": "live/job.html"}, interval_s=0.5)
+        self.actions: Sequence[Action] = (
+            Action("cancel-matching", self._cancel_matching),
+            Action("retry-matching", self._retry_matching),
+            Action("purge-matching", self._purge_matching),
+            Action("purge-queue", self._purge_queue),
+            Action("stop-job", self._stop),
+        )
+
+    async def show(self, view: View) -> Response:
+        """The page of a job."""
+        job = self._jobs.get(view.path_params["job_id"])
+        if job is None:
+            raise HTTPException(404)
+        return view.render("job.html", job=job)
+
+    async def close(self) -> None:
+        """Stop all jobs at once. A batch that was not committed is undone by the server."""
+        running = [job.task for job in self._jobs.values() if job.task and not job.task.done()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _cancel_matching(self, view: View, form: Form) -> Flash:
+        """The fields of a `TaskFilter`."""
+        return await self._start(view, "Cancel tasks", view.ops.cancel_matching(form.filters()))
+
+    async def _retry_matching(self, view: View, form: Form) -> Flash:
+        """The fields of a `TaskFilter`; `force`."""
+        bulk = view.ops.retry_matching(form.filters(), force=form.checked("force"))
+        return await self._start(view, "Retry tasks", bulk)
+
+    async def _purge_matching(self, view: View, form: Form) -> Flash:
+        """The fields of a `TaskFilter`."""
+        return await self._start(view, "Delete tasks", view.ops.purge_matching(form.filters()))
+
+    async def _purge_queue(self, view: View, form: Form) -> Flash:
+        """`name`: cancels what has not started."""
+        return await self._start(view, "Empty the queue", view.ops.purge_queue(form.one("name")))
+
+    async def _stop(self, _view: View, form: Form) -> Flash:
+        """`id`."""
+        job = self._jobs.get(form.one("id"))
+        if job is None or job.task is None or job.task.done():
+            return Flash("info", "It has ended already.")
+        job.is_stopping = True
+        return Flash("info", "It stops after the current batch. What was done stays done.", f"/jobs/{job.id}")
+
+    async def _start(self, view: View, title: str, bulk: BulkAction) -> Flash:
+        """Start a job, and wait for its end, but not for long."""
+        if sum(job.state == "running" for job in self._jobs.values()) >= MAX_RUNNING_JOBS:
+            raise FormError(f"{MAX_RUNNING_JOBS} actions on many tasks run already; wait for one of them, or stop it")
+        job = Job(secrets.token_urlsafe(9), title, bulk.target, view.user.name)
+        self._jobs[job.id] = job
+        while len(self._jobs) > MAX_JOBS:
+            oldest = next(job_id for job_id, old in self._jobs.items() if old.state != "running")
+            del self._jobs[oldest]
+        job.task = asyncio.create_task(job.run(bulk))
+        await asyncio.wait([job.task], timeout=WAIT_FOR_JOB_S)
+        if job.state == "running":
+            return Flash(
+                "info", f"{title}: this takes a while. It continues if you leave this page.", f"/jobs/{job.id}"
+            )
+        return Flash("success" if job.state == "done" else "error", f"{title}: {job.describe()}")
+
+    async def _read(self, _ops: Ops, params: Mapping[str, str]) -> Mapping[str, object] | None:
+        job = self._jobs.get(params.get("id", ""))
+        return None if job is None else {"job": job}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One action on many tasks."""
+
+    id: str
+    title: str
+    target: str
+    user: str
+    state: Literal["running", "done", "stopped", "failed"] = "running"
+    problem: str = ""
+    selected: int = 0
+    outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
+    task: asyncio.Task[None] | None = None
+    is_stopping: bool = False
+
+    async def run(self, bulk: BulkAction) -> None:
+        try:
+            async for progress in bulk:
+                self.selected, self.outcomes = progress.selected, progress.outcomes
+                if self.is_stopping:
+                    break
+        except asyncio.CancelledError:
+            self.state = "stopped"
+            raise
+        except HorsiesError as error:
+            self.state, self.problem = "failed", str(error)
+        except Exception:
+            self.state, self.problem = "failed", "The log of the dashboard has the reason."
+            log.exception("web: %s failed", self.title)
+        else:
+            self.state = "stopped" if self.is_stopping else "done"
+
+    def describe(self) -> str:
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.outcomes.items())
+        parts = [f"{self.selected:,} tasks selected" if self.selected else "no task matches", counts]
+        parts += ["stopped"] if self.state == "stopped" else []
+        return "; ".join(filter(None, [*parts, self.problem]))
 
 
 def _changed(was_changed: bool, success: str, failure: str) -> Flash:  # noqa: FBT001 - what the operation returned

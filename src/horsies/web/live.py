@@ -1,28 +1,49 @@
 """Fragments of pages that are sent to all open pages when they change, as server-sent events.
 
 Each topic with its parameters has one poller in this process: a task that starts with the first viewer and ends after the last. It reads at
-most once a second, renders the fragments once for all viewers, and sends those that have changed. A viewer that comes later gets the last ones
-first. A viewer whose queue is full does not read: it is dropped, and its browser connects again.
+most once a second, and rests four times as long as a read took. It renders the fragments once for all viewers, and sends those that have
+changed. A viewer that comes later gets the last ones first, so nothing is missed when a browser connects again.
+
+**Viewers that do not read.** A viewer has a short queue. One whose queue is full, or that takes no bytes for some time, is dropped; its browser connects again if
+there still is one.
+
+**Shutdown.** A server that is asked to stop waits for the end of all responses, and these never end. `horsies web` closes them first. In an application of
+others there is no such event: lifespan events do not reach a mounted application, and come too late. So we look whether uvicorn's handler of SIGTERM belongs to a
+server that is about to exit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from horsies.model.errors import HorsiesError
 from horsies.ops.api import Ops
 from horsies.web.view import Renderer
 
 Params: TypeAlias = Mapping[str, str]
+_Key: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...]]
 
 INTERVAL_S: Final = 1.0
+REST: Final = 4  # times as long as a read took
 HEARTBEAT_S: Final = 15.0
+CHECK_S: Final = 60.0  # after which it is checked again that the user may see this
 READ_TIMEOUT_S: Final = 10.0
+WRITE_TIMEOUT_S: Final = 20.0
+STOP_CHECK_S: Final = 0.5
 MAX_WAITING: Final = 8  # events that one viewer has not read yet
+MAX_STREAMS: Final = 500
+MAX_STREAMS_OF_ONE: Final = 20
 RETRY_MS: Final = 2_000  # after which a browser connects again
 
 log = logging.getLogger("horsies.web")
@@ -40,6 +61,26 @@ class Topic:
     interval_s: float = INTERVAL_S
 
 
+class TooManyStreamsError(Exception):
+    """One user, or all, have more streams open than the server serves."""
+
+
+@dataclass(slots=True, eq=False)
+class _Viewer:
+    """One stream. None in its queue is the end."""
+
+    owner: str
+    queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue[bytes | None](MAX_WAITING))
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, event: bytes) -> None:
+        try:
+            self.queue.put_nowait(event)
+        except asyncio.QueueFull:
+            log.info("web: a viewer does not read its events, its stream is closed")
+            self.has_ended.set()
+
+
 @dataclass(slots=True, eq=False)
 class _Poller:
     """Reads one topic for its viewers."""
@@ -47,80 +88,197 @@ class _Poller:
     topic: Topic
     params: Params
     prefix: str
-    viewers: set[asyncio.Queue[bytes]] = field(default_factory=set[asyncio.Queue[bytes]])
+    viewers: set[_Viewer] = field(default_factory=set[_Viewer])
     sent: dict[str, bytes] = field(default_factory=dict[str, bytes])
     task: asyncio.Task[None] | None = None
 
+    def send(self, events: Mapping[str, str]) -> None:
+        """Send what has changed."""
+        changed: list[bytes] = []
+        for name, text in events.items():
+            event = to_event(name, text)
+            if self.sent.get(name) != event:
+                self.sent[name] = event
+                changed.append(event)
+        if changed:
+            for viewer in self.viewers:
+                viewer.put(b"".join(changed))
+
 
 class LiveUpdates:
-    """The pollers of one dashboard."""
+    """The streams of one dashboard, and the pollers that feed them."""
 
-    def __init__(self, ops: Ops, renderer: Renderer, topics: Sequence[Topic]) -> None:
+    def __init__(self, ops: Callable[[], Ops], renderer: Renderer, topics: Sequence[Topic]) -> None:
         self._ops = ops
         self._renderer = renderer
         self.topics = {topic.name: topic for topic in topics}
-        self._pollers: dict[tuple[str, str, tuple[tuple[str, str], ...]], _Poller] = {}
+        self._pollers: dict[_Key, _Poller] = {}
+        self._stop_watch: asyncio.Task[None] | None = None
+        self._owners: Counter[str] = Counter()
+        self._is_closed = False
 
-    async def stream(self, topic: Topic, prefix: str, params: Params) -> AsyncIterator[bytes]:
-        """Yield events until the viewer leaves, or there will be no more."""
-        key = prefix, topic.name, tuple(sorted(params.items()))
+    def open(
+        self, topic: Topic, prefix: str, params: Params, owner: str, is_allowed: Callable[[], Awaitable[bool]]
+    ) -> Response:
+        """Return the response that streams the events of a topic. `owner` is a session: its number of streams is limited."""
+        if self._owners.total() >= MAX_STREAMS or self._owners[owner] >= MAX_STREAMS_OF_ONE or self._is_closed:
+            raise TooManyStreamsError("too many live pages are open; close some, or reload this one from time to time")
+        return _EventStream(self, (prefix, topic.name, tuple(sorted(params.items()))), _Viewer(owner), is_allowed)
+
+    def end_streams_of(self, owner: str) -> None:
+        """End the streams of a session."""
+        for poller in self._pollers.values():
+            for viewer in poller.viewers:
+                if viewer.owner == owner:
+                    viewer.has_ended.set()
+
+    @property
+    def stream_count(self) -> int:
+        return self._owners.total()
+
+    @property
+    def poller_count(self) -> int:
+        return len(self._pollers)
+
+    def join(self, key: _Key, viewer: _Viewer) -> bytes:
+        """Add a viewer, and return what it is to show first."""
+        prefix, name, params = key
         poller = self._pollers.get(key)
         if poller is None:
-            poller = self._pollers[key] = _Poller(topic, params, prefix)
-        queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
-        poller.viewers.add(queue)
-        if poller.task is None:
+            poller = self._pollers[key] = _Poller(self.topics[name], dict(params), prefix)
             poller.task = asyncio.create_task(self._poll(poller))
-        try:
-            yield f"retry: {RETRY_MS}\n\n".encode() + b"".join(poller.sent.values())
-            while queue in poller.viewers or not queue.empty():
-                try:
-                    async with asyncio.timeout(HEARTBEAT_S):
-                        yield await queue.get()
-                except TimeoutError:
-                    yield b": still here\n\n"
-        finally:
-            poller.viewers.discard(queue)
-            if not poller.viewers and self._pollers.get(key) is poller:
-                del self._pollers[key]
+        poller.viewers.add(viewer)
+        self._owners[viewer.owner] += 1
+        if self._stop_watch is None:
+            self._stop_watch = asyncio.create_task(self._watch_server())
+        return f"retry: {RETRY_MS}\n\n".encode() + b"".join(poller.sent.values())
+
+    def leave(self, key: _Key, viewer: _Viewer) -> None:
+        self._owners[viewer.owner] -= 1
+        if not self._owners[viewer.owner]:
+            del self._owners[viewer.owner]
+        poller = self._pollers[key]
+        poller.viewers.discard(viewer)
+        if not poller.viewers:
+            del self._pollers[key]
+            if poller.task:
                 poller.task.cancel()
+        if not self._pollers and self._stop_watch:
+            self._stop_watch.cancel()
+            self._stop_watch = None
+
+    async def close(self) -> None:
+        """End all streams, and open no more."""
+        self._is_closed = True
+        tasks = [poller.task for poller in self._pollers.values() if poller.task]
+        self._end_all()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end_all(self) -> None:
+        for poller in self._pollers.values():
+            for viewer in poller.viewers:
+                viewer.has_ended.set()
+
+    async def _watch_server(self) -> None:
+        while not _is_server_stopping():  # noqa: ASYNC110 - it has no event that we could wait for
+            await asyncio.sleep(STOP_CHECK_S)
+        self._is_closed = True
+        self._end_all()
 
     async def _poll(self, poller: _Poller) -> None:
+        """Read and send until the last viewer leaves. Whatever fails is shown, and tried again."""
         is_out = False
         while True:
+            started = time.monotonic()
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):
-                    data = await poller.topic.read(self._ops, poller.params)
-            except (HorsiesError, TimeoutError) as error:
-                is_out = True
-                self._send(poller, {"outage": str(error) or "the database did not answer in time"})
-            else:
+                    data = await poller.topic.read(self._ops(), poller.params)
                 if data is None:
-                    self._send(poller, {"gone": ""})
-                    poller.viewers.clear()
+                    poller.send({"gone": ""})
                     return
                 events = {
                     name: self._renderer.render(template, poller.prefix, **data)
                     for name, template in poller.topic.fragments.items()
                 }
-                self._send(poller, {"outage": "", **events} if is_out else events)
+                poller.send({"outage": "", **events} if is_out else events)
                 is_out = False
-            await asyncio.sleep(poller.topic.interval_s)
+            except (HorsiesError, TimeoutError) as error:
+                is_out = True
+                poller.send({"outage": str(error) or "the database did not answer in time"})
+            except Exception:
+                is_out = True
+                log.exception("web: live updates of %s failed, trying again", poller.topic.name)
+                poller.send({"outage": "This part of the page failed. The log of the dashboard has the reason."})
+            await asyncio.sleep(max(poller.topic.interval_s, REST * (time.monotonic() - started)))
 
-    def _send(self, poller: _Poller, events: Mapping[str, str]) -> None:
-        """Send what has changed."""
-        changed = b""
-        for name, text in events.items():
-            event = to_event(name, text)
-            if poller.sent.get(name) != event:
-                poller.sent[name] = event
-                changed += event
-        if changed:
-            for queue in list(poller.viewers):
-                try:
-                    queue.put_nowait(changed)
-                except asyncio.QueueFull:
-                    poller.viewers.discard(queue)
+
+class _EventStream(Response):
+    """Sends events until the viewer leaves, does not read, or may not see them any more."""
+
+    def __init__(
+        self, live: LiveUpdates, key: _Key, viewer: _Viewer, is_allowed: Callable[[], Awaitable[bool]]
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self.headers["X-Accel-Buffering"] = "no"  # nginx would collect events
+        self._live, self._key, self._viewer, self._is_allowed = live, key, viewer, is_allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        first = self._live.join(self._key, self._viewer)
+        writing = asyncio.create_task(self._write(send, first))
+        others = [
+            asyncio.create_task(_wait_for_disconnect(receive)),
+            asyncio.create_task(self._viewer.has_ended.wait()),
+        ]
+        try:
+            await asyncio.wait([writing, *others], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._live.leave(self._key, self._viewer)
+            for task in (writing, *others):
+                task.cancel()
+            await asyncio.gather(writing, *others, return_exceptions=True)
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(1):
+                await send({"type": "http.response.body", "body": b""})
+
+    async def _write(self, send: Send, event: bytes) -> None:
+        """Return when the stream is to end."""
+        checked = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            except (TimeoutError, OSError):
+                return
+            if time.monotonic() - checked > CHECK_S:
+                checked = time.monotonic()
+                if not await self._is_allowed():
+                    return
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    next_event = await self._viewer.queue.get()
+            except TimeoutError:
+                next_event = b": still here\n\n"
+            if next_event is None:
+                return
+            event = next_event
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_server_stopping() -> bool:
+    """Whether this process is a uvicorn that was asked to stop."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return getattr(server, "should_exit", False) is True
 
 
 def to_event(name: str, text: str) -> bytes:

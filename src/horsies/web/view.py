@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import mimetypes
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ from horsies.ops.api import Ops
 from horsies.web.security import Role, User
 
 Payloads: TypeAlias = Literal["show", "mask", "hide"]
+_LOCAL_PATH: Final = re.compile(r"/(?![/\\])[!-\[\]-~]{0,4000}")  # no backslash, which browsers take for a slash
 MASKED: Final = "•••"
 _MIN_GZIP: Final = 1_000  # bytes
 
@@ -33,6 +35,20 @@ class Flash:
 
     kind: Literal["success", "error", "info"]
     text: str
+    to: str | None = None
+    """Where to go instead of back, as a path below the prefix."""
+
+    def to_text(self) -> str:
+        return f"{self.kind} {self.text}"
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Flash | None:
+        kind, _, message = (text or "").partition(" ")
+        match kind:
+            case "success" | "error" | "info":
+                return cls(kind, message)
+            case _:
+                return None
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class View:
     csrf_token: str
     renderer: Renderer
     flash: Flash | None = None
+    can_log_out: bool = False
 
     @property
     def is_operator(self) -> bool:
@@ -79,6 +96,10 @@ class View:
     def url(self, path: str, /, **query: object) -> str:
         """Return the link to a page of ours. Parameters that are None or empty are left out; those of a sequence are repeated."""
         return make_url(self.prefix, path, **query)
+
+    def local_url(self, path: str | None) -> str:
+        """Return the link to a path that a form has named, such as its field `back`. One that could lead to another site becomes that of the first page."""
+        return self.prefix + (path if path and _LOCAL_PATH.fullmatch(path) else "/")
 
     def render(self, template: str, /, *, status: int = 200, **data: object) -> Response:
         """Render a template with this view and these values."""
