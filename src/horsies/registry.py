@@ -84,7 +84,7 @@ class Registry:
 
     # -- tasks and workflows
 
-    def task(
+    def task(  # noqa: PLR0913 - the options of a task
         self,
         name: str = "",
         *,
@@ -95,12 +95,17 @@ class Registry:
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         aliases: Sequence[str] = (),
+        sensitive: bool = False,
+        keep_logs: bool | None = None,
     ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
 
         `exception_mapper` maps exceptions that it raises to error codes, and has precedence over the mapper of the app. Other exceptions
         get `default_unhandled_error_code`, or else that of the app. `aliases` are former names of the task: this function also runs
         what was sent under them.
+
+        `sensitive` hides the arguments, results and errors of the task in the CLI, in the dashboard and in logs. `keep_logs` stores what the task logs with
+        its attempts; the default is that of the app, `AppConfig.keep_logs`.
         """
         if name and task_name:
             raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
@@ -109,6 +114,9 @@ class Registry:
             raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
         mapper, code = exception_mapper, default_unhandled_error_code
         if problems := list(_task_problems(name, timeout_ms, retry_policy, aliases, mapper, code)):
+            raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
+        flags = {"sensitive": sensitive, "keep_logs": self.config.keep_logs if keep_logs is None else keep_logs}
+        if problems := [each for flag in flags.items() for each in instance_problems(*flag, bool, "True")]:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
         error_codes = ErrorCodes(
             of_task=ExceptionMap(mapper),
@@ -132,6 +140,7 @@ class Registry:
                 error_codes=error_codes,
                 retry_policy=retry_policy,
                 timeout_ms=timeout_ms,
+                **flags,
             )
             others = {alias: other for alias, other in self._aliases.items() if other.name != name}
             self._aliases = others | dict.fromkeys(aliases, task)

@@ -12,7 +12,7 @@ LIVE_ONLY = {
     "ready", "cancel_requested_at", "claimed_in", "lease_until", "takes_inputs", "child_deaths", "unknown_since", "refused_by", "refusal",
 }  # fmt: skip
 """What has no meaning after the end of a task."""
-RESULT = {"result", "error_code", "error", "finished_at"}
+RESULT = {"result", "error_code", "error", "finished_at", "child_pid"}
 
 
 def columns_of(sql: psycopg.Connection, table: str) -> set[str]:

@@ -22,8 +22,9 @@ from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.model.validation import format_duration
-from horsies.ops.api import CHANGES, MAX_PAGE
+from horsies.ops.api import CHANGES, MAX_PAGE, TaskView
 from horsies.ops.bulk import BulkAction
+from horsies.tasks.attempts import Attempt
 from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo, TaskPage, TaskSummary
 
@@ -140,22 +141,23 @@ def _list_running(target: Horsies, filters: Filters, after: str | None, limit: i
     tasks.command,
     click.argument("task_id", metavar="ID"),
     click.option("--payload", is_flag=True, help="Also show its arguments and its result, which may contain secrets."),
-)
-def show(target: Horsies, *, task_id: str, payload: bool, as_json: bool) -> None:
+    click.option("--reveal", is_flag=True, help="Show what is hidden of a sensitive task. This is recorded in the audit."),
+)  # fmt: skip
+def show(target: Horsies, *, task_id: str, payload: bool, reveal: bool, as_json: bool) -> None:
     """Show one task: its times, its worker, its attempts and their errors.
 
     Arguments, results and the data of errors are shown only with --payload: the first 4000 characters, or everything with --json. The message
-    of an exception and its traceback are always shown.
+    of an exception and its traceback are always shown, except those of sensitive tasks: their payload and errors are shown only with --reveal.
 
     \b
     horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
     """
     full_id = find_id(target, "task", task_id)
     limit = {} if as_json else {"characters": PAYLOAD_CHARACTERS}
-    found = target.ops.show_task(full_id, payload=payload, **limit)
+    found = target.ops.show_task(full_id, payload=payload, reveal=reveal, **limit)
     if found is None:
         raise click.ClickException(f"there is no task {full_id}: never sent, not committed yet, or past its retention")
-    _show_task(found.info if payload else _without_error_data(found.info), found.detail, as_json=as_json)
+    _show_task(found if payload else _without_error_data(found), as_json=as_json)
 
 
 @database_command(tasks.command, _ids_argument, *_FILTER_OPTIONS, dry_run_option, yes_option)
@@ -293,7 +295,7 @@ def _show_statuses(
         click.echo(f"{task_id}: {'not found' if status is None else f'{status}, {plan}'}")
 
 
-def _without_error_data(info: TaskInfo) -> TaskInfo:
+def _without_error_data(view: TaskView) -> TaskView:
     """Remove the data of a task's own errors, which may be as secret as its arguments. Tracebacks stay."""
 
     def bare(error: TaskError | None) -> TaskError | None:
@@ -303,28 +305,36 @@ def _without_error_data(info: TaskInfo) -> TaskInfo:
             case _:
                 return replace(error, data=None)
 
-    attempts = [replace(attempt, error=bare(attempt.error)) for attempt in info.failed_attempts]
-    return replace(info, error=bare(info.error), failed_attempts=attempts)
+    info = view.info
+    failed = [replace(attempt, error=bare(attempt.error)) for attempt in info.failed_attempts]
+    attempts = [replace(attempt, error=bare(attempt.error)) for attempt in view.attempts]
+    return replace(view, info=replace(info, error=bare(info.error), failed_attempts=failed), attempts=attempts)
 
 
-def _show_task(info: TaskInfo, detail: TaskDetail, *, as_json: bool) -> None:
+def _show_task(view: TaskView, *, as_json: bool) -> None:
+    info, detail = view.info, view.detail
     if as_json:
-        show_json(asdict(info) | asdict(detail))
+        own = {"is_sensitive": view.is_sensitive, "history": [asdict(attempt) for attempt in view.attempts]}
+        show_json(asdict(info) | asdict(detail) | own)
         return
     for name, value in _facts(info, detail):
         if value is not None:
             click.echo(f"{name:<14}{to_text(value)}")
-    if info.failed_attempts:
+    if view.is_sensitive:
+        click.echo(f"{'sensitive':<14}yes")
+    if view.attempts:
         click.echo()
-        headings = ["ATTEMPT", "STARTED", "ENDED", "WORKER", "ERROR", "MESSAGE"]
-        rows = [
-            (a.attempt, a.started_at, a.ended_at, a.worker, a.error_code, a.error and a.error.message)
-            for a in info.failed_attempts
-        ]
-        show_table(headings, rows, empty="")
+        headings = ["ATTEMPT", "OUTCOME", "STARTED", "TOOK", "WORKER", "CHILD", "ERROR", "MESSAGE"]
+        show_table(headings, map(_attempt_cells, view.attempts), empty="")
     for title, text in (("args", detail.args), ("result", detail.result), ("error", _error_text(info.error))):
         if text:
             click.echo(f"\n{title}:\n{text}")
+
+
+def _attempt_cells(attempt: Attempt) -> Sequence[object]:
+    took = None if attempt.duration_s is None else format_duration(attempt.duration_s)
+    place = attempt.worker, attempt.child_pid
+    return attempt.number, attempt.outcome, attempt.started_at, took, *place, attempt.error_code, attempt.message
 
 
 def _facts(info: TaskInfo, detail: TaskDetail) -> Iterator[tuple[str, object]]:

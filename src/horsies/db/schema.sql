@@ -2,9 +2,9 @@
 
 CREATE SCHEMA horsies;
 
-CREATE FUNCTION horsies.add_failed_attempt(failed_attempts json[], attempt integer, error_code text, error json, worker uuid, started_at timestamp with time zone, ended_at timestamp with time zone) RETURNS json[]
+CREATE FUNCTION horsies.add_failed_attempt(failed_attempts json[], attempt integer, claim_no integer, error_code text, error json, worker uuid, child_pid integer, started_at timestamp with time zone, ended_at timestamp with time zone, counted boolean) RETURNS json[]
     LANGUAGE sql STABLE PARALLEL SAFE
-    RETURN ((failed_attempts || json_build_object('attempt', attempt, 'error_code', error_code, 'error', CASE WHEN (octet_length((error)::text) > 16384) THEN json_build_object('error_code', error_code, 'message', (('its error took '::text || octet_length((error)::text)) || ' bytes; the beginning and the end are kept'::text), 'data', json_build_object('truncated', (("left"((error)::text, 4000) || ' ... '::text) || "right"((error)::text, 4000)))) ELSE error END, 'worker', worker, 'started_at', started_at, 'ended_at', ended_at)))[GREATEST(1, (COALESCE(cardinality(failed_attempts), 0) - 18)):];
+    RETURN ((failed_attempts || json_build_object('attempt', attempt, 'claim_no', claim_no, 'error_code', error_code, 'error', CASE WHEN (octet_length((error)::text) > 16384) THEN json_build_object('error_code', error_code, 'message', (('its error took '::text || octet_length((error)::text)) || ' bytes; the beginning and the end are kept'::text), 'data', json_build_object('truncated', (("left"((error)::text, 4000) || ' ... '::text) || "right"((error)::text, 4000)))) ELSE error END, 'worker', worker, 'child_pid', child_pid, 'started_at', started_at, 'ended_at', ended_at, 'counted', counted)))[GREATEST(1, (COALESCE(cardinality(failed_attempts), 0) - 18)):];
 
 CREATE FUNCTION horsies.can_run(queues text[], task_names text[], signatures bigint[], queue_name text, task_name text, refused_by bigint[]) RETURNS boolean
     LANGUAGE sql STABLE PARALLEL SAFE
@@ -303,6 +303,7 @@ CREATE TABLE horsies.tasks (
     node_id uuid,
     takes_inputs boolean,
     trace text,
+    is_sensitive boolean,
     child_deaths integer DEFAULT 0 NOT NULL,
     unknown_since timestamp with time zone,
     refused_by bigint[],
@@ -373,6 +374,8 @@ CREATE TABLE horsies.finished (
     root_id uuid,
     node_id uuid,
     trace text,
+    is_sensitive boolean,
+    child_pid integer,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 )
 PARTITION BY RANGE (finished_at);
@@ -404,7 +407,9 @@ CREATE VIEW horsies.all_tasks AS
     NULL::timestamp with time zone AS finished_at,
     tasks.root_id,
     tasks.node_id,
-    tasks.trace
+    tasks.trace,
+    tasks.is_sensitive,
+    NULL::integer AS child_pid
    FROM horsies.tasks
 UNION ALL
  SELECT finished.id,
@@ -433,7 +438,9 @@ UNION ALL
     finished.finished_at,
     finished.root_id,
     finished.node_id,
-    finished.trace
+    finished.trace,
+    finished.is_sensitive,
+    finished.child_pid
    FROM horsies.finished;
 
 CREATE TABLE horsies.attempt_logs (
@@ -507,6 +514,8 @@ CREATE TABLE horsies.finished_default (
     root_id uuid,
     node_id uuid,
     trace text,
+    is_sensitive boolean,
+    child_pid integer,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
 
@@ -577,6 +586,7 @@ CREATE TABLE horsies.nodes (
     error json,
     finished_at timestamp with time zone,
     trace text,
+    is_sensitive boolean,
     awaits integer[],
     awaits_left integer DEFAULT 0 NOT NULL,
     awaited_by uuid[],
@@ -624,6 +634,7 @@ CREATE TABLE horsies.schedules (
     retry_delays_ms integer[],
     retry_jitter real DEFAULT 0 NOT NULL,
     retry_for text[],
+    is_sensitive boolean,
     pattern jsonb NOT NULL,
     timezone text NOT NULL,
     catch_up_missed boolean NOT NULL,

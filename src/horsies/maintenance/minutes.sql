@@ -110,8 +110,11 @@ with failed_tasks as (
         left(finished.task_name, 200) as task_name,
         left(coalesce(finished.error_code, ''), 200) as error_code,
         -- The messages of the first failures only: to read them all takes long when everything fails.
-        case when row_number() over (order by finished.finished_at) <= %(messages)s::integer then {schema}.error_summary(finished.error) else '' end
-            as message,
+        case
+            when row_number() over (order by finished.finished_at) <= %(messages)s::integer
+            then {schema}.error_summary(case when finished.is_sensitive is not true then finished.error end)
+            else ''
+        end as message,
         finished.finished_at,
         finished.id
     from {schema}.finished

@@ -229,6 +229,7 @@ class AppConfig(Checked):
     with which the worker or scheduler was started.
     `payload_warning_bytes` (None: never) and `max_payload_bytes` apply to the JSON of the arguments of one task, and to that of its result.
     `exception_mapper` maps exceptions that tasks raise to error codes; those that it does not contain get `default_unhandled_error_code`.
+    `keep_logs` is the default of the option `keep_logs` of tasks.
     """
 
     broker: PostgresConfig | None = None
@@ -246,6 +247,7 @@ class AppConfig(Checked):
     exception_mapper: Mapping[type[BaseException], str] = ExceptionMap()
     default_unhandled_error_code: str = OperationalErrorCode.UNHANDLED_ERROR
     name: str | None = None
+    keep_logs: bool = False
 
     def __post_init__(self) -> None:
         freeze_list(self, "custom_queues")
@@ -314,6 +316,7 @@ class AppConfig(Checked):
         )
         yield from mapper_problems("exception_mapper", self.exception_mapper)
         yield from code_problems("default_unhandled_error_code", self.default_unhandled_error_code)
+        yield from instance_problems("keep_logs", self.keep_logs, bool, "True")
 
     def _prefetch_problems(self) -> Iterator[str]:
         buffer = cast("object", self.prefetch_buffer)

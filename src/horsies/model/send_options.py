@@ -32,6 +32,7 @@ class TaskOptions(NamedTuple):
     good_until: datetime | None = None
     trace: str | None = None
     """The trace context of the send; see `horsies.events.Tracer`."""
+    is_sensitive: bool = False
 
 
 SENT_COLUMNS: Final[Mapping[str, str]] = {
@@ -43,19 +44,21 @@ SENT_COLUMNS: Final[Mapping[str, str]] = {
     "retry_jitter": "real",
     "retry_for": "pg_catalog.text[]",
     "trace": "pg_catalog.text",
+    "is_sensitive": "boolean",
 }
 """The columns that `TaskOptions` set, with their types, except the times. `tasks`, `finished` and `nodes` have all of them."""
 
 
 def sent_values(options: TaskOptions) -> dict[str, object]:
-    """Return the values of `SENT_COLUMNS`. A column is the option of the same name, except those of the retry policy."""
+    """Return the values of `SENT_COLUMNS`. A column is the option of the same name, with few exceptions."""
     retry = options.retry
-    policy: dict[str, object] = {
+    special: dict[str, object] = {
         "retry_delays_ms": list(retry.delays_ms) if retry else None,
         "retry_jitter": retry.jitter if retry else 0.0,
         "retry_for": list(retry.codes) if retry else None,
+        "is_sensitive": options.is_sensitive or None,
     }
-    return {name: policy[name] if name in policy else getattr(options, name) for name in SENT_COLUMNS}
+    return {name: special[name] if name in special else getattr(options, name) for name in SENT_COLUMNS}
 
 
 class Key(NamedTuple):

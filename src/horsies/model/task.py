@@ -97,6 +97,8 @@ class Ending(NamedTuple):
     """The policy lists the exception that was raised. Only the child can know this."""
     retry_after_ms: int | None = None
     root_id: str | None = None
+    child_pid: int | None = None
+    """The process that ran it, if it began."""
 
 
 class Ended(NamedTuple):

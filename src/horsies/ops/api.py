@@ -19,6 +19,7 @@ from horsies.db.statement import Op
 from horsies.model.config import DEFAULT_APP_NAME, AppConfig
 from horsies.model.graph import Graph, WorkflowStatus
 from horsies.model.schedule import TaskSchedule
+from horsies.model.sensitive import hide_error
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.ops.audit import AuditEntry, audited, list_actions
@@ -30,6 +31,7 @@ from horsies.schedules import control as schedules
 from horsies.schedules.control import ScheduleInfo, ScheduleRun
 from horsies.schedules.sync import prepare_schedule
 from horsies.tasks import control, inspect, queues, unknown, workers
+from horsies.tasks.attempts import Attempt, get_attempts, hide_attempt
 from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome
 from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
 from horsies.tasks.inspect import (
@@ -84,6 +86,10 @@ class TaskView:
 
     info: TaskInfo
     detail: TaskDetail
+    attempts: Sequence[Attempt] = ()
+    """Oldest first, with the one that runs, and the last one of a task that has ended."""
+    is_sensitive: bool = False
+    """Its payload, and the messages and data of its errors, are left out unless `reveal` was given."""
 
 
 class Ops:
@@ -136,15 +142,30 @@ class Ops:
 
     @operation
     def show_task(
-        self, task_id: str, *, payload: bool = False, characters: int = ALL_CHARACTERS
+        self, task_id: str, *, payload: bool = False, characters: int = ALL_CHARACTERS, reveal: bool = False
     ) -> Verb[TaskView | None]:
-        """Read one task; None if it does not exist. With `payload` also this many characters of its arguments and of its result."""
+        """Read one task; None if it does not exist. With `payload` also this many characters of its arguments and of its result.
+
+        Of a sensitive task, the payload and what its errors say are left out. `reveal` includes them, and is recorded in the audit.
+        """
+        full_id = to_task_id(task_id)
 
         def run() -> Op[TaskView | None]:
-            found = yield from inspect.get_task_detail(to_task_id(task_id), characters=characters if payload else 0)
-            return None if found is None else TaskView(*found)
+            found = yield from inspect.get_task_detail(full_id, characters=characters if payload else 0)
+            attempts = yield from get_attempts(full_id)
+            if found is None or attempts is None:
+                return None
+            info, detail = found
+            history, is_sensitive = attempts
+            view = TaskView(info, detail, history, is_sensitive or self._is_sensitive(info.task_name))
+            return view if reveal or not view.is_sensitive else _hide_payload(view)
 
-        return run
+        return audited(self.actor, "reveal task", full_id, run, lambda view: int(view is not None)) if reveal else run
+
+    def _is_sensitive(self, task_name: str) -> bool:
+        """Whether the code of the app says so, if there is code: the row may have been written by hand, or before the task was declared sensitive."""
+        task = self._app.known_tasks.get(task_name)
+        return task is not None and task.is_sensitive
 
     show_task_async = show_task.for_asyncio
 
@@ -608,6 +629,18 @@ class Ops:
 
 CHANGES = frozenset({CancelOutcome.CANCELLED.name, CancelOutcome.REQUESTED.name, RetryOutcome.RETRIED.name, PURGED})
 """The outcomes of actions on tasks that changed the task."""
+
+
+def _hide_payload(view: TaskView) -> TaskView:
+    info, detail = view.info, view.detail
+    progress = info.progress and {**info.progress, "message": None}
+    failed = [replace(attempt, error=hide_error(attempt.error)) for attempt in info.failed_attempts]
+    return replace(
+        view,
+        info=replace(info, error=hide_error(info.error), progress=progress, failed_attempts=failed),
+        detail=replace(detail, args=None, result=None),
+        attempts=[hide_attempt(attempt) for attempt in view.attempts],
+    )
 
 
 def describe_filter(filters: TaskFilter) -> str:

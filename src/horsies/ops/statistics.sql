@@ -111,7 +111,8 @@ order by point.minute;
 -- name: get_error_groups
 with {clock},
 newest_failures as materialized (
-    select finished.finished_at, finished.id, finished.task_name, finished.error_code, finished.error
+    select finished.finished_at, finished.id, finished.task_name, finished.error_code, finished.error,
+        finished.is_sensitive
     from {schema}.finished
     where finished.status = 'FAILED'
     and finished.finished_at >= (select clock.since from clock)
@@ -125,7 +126,7 @@ failures as (
     select
         left(newest_failures.task_name, 200) as task_name,
         left(coalesce(newest_failures.error_code, ''), 200) as error_code,
-        {schema}.error_summary(newest_failures.error) as message,
+        {schema}.error_summary(case when newest_failures.is_sensitive is not true then newest_failures.error end) as message,
         1 as count,
         newest_failures.finished_at as first_at,
         newest_failures.finished_at as last_at,

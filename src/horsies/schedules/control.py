@@ -139,12 +139,12 @@ class ScheduleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule as it is stored. `args` is the JSON object of the arguments of its task."""
+    """A schedule as it is stored. `args` is the JSON object of the arguments of its task; None if the task is sensitive."""
 
     name: str
     task_name: str
     queue_name: str
-    args: str
+    args: str | None
     pattern: Mapping[str, Any]
     timezone: str
     catch_up_missed: bool

@@ -26,7 +26,9 @@ left join lateral (
             limit 20
         ) as run
         cross join lateral (
-            select finished.status, finished.error_code, {schema}.error_message(finished.error) as message
+            select
+                finished.status, finished.error_code,
+                {schema}.error_message(case when finished.is_sensitive is not true then finished.error end) as message
             from {schema}.finished
             where finished.id = run.task_id
             and finished.finished_at >= run.decided_at - interval '1 hour'
@@ -73,10 +75,10 @@ with schedule as (
 ),
 enqueued_task as (
     insert into {schema}.tasks (
-        id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+        id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive
     )
     select
-        last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for
+        last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive
     from schedule
 )
 insert into {schema}.schedule_runs (schedule_name, outcome, task_id)
@@ -85,7 +87,9 @@ from schedule;
 
 -- name: get_schedules
 select
-    schedules.name, schedules.task_name, schedules.queue_name, schedules.args::text, schedules.pattern, schedules.timezone,
+    schedules.name, schedules.task_name, schedules.queue_name,
+    case when schedules.is_sensitive is not true then schedules.args::text end,
+    schedules.pattern, schedules.timezone,
     schedules.catch_up_missed, schedules.max_catch_up_runs, schedules.jitter_ms, schedules.overlap,
     schedules.enabled, schedules.declared, schedules.paused_at, schedules.next_slot_at, schedules.last_slot_at,
     schedules.last_task_id::text, schedules.changed_at, schedules.app, schedules.is_dynamic,
@@ -113,7 +117,9 @@ left join lateral (
     from {schema}.tasks
     where tasks.id = run.task_id
     union all
-    select finished.status, finished.error_code, {schema}.error_message(finished.error), finished.finished_at
+    select
+        finished.status, finished.error_code,
+        {schema}.error_message(case when finished.is_sensitive is not true then finished.error end), finished.finished_at
     from {schema}.finished
     where finished.id = run.task_id
     and finished.finished_at >= run.decided_at - interval '1 hour'

@@ -102,8 +102,11 @@ select
     {sent_columns}, id, args, sent_at, statement_timestamp(),
     case when good_until > statement_timestamp() then good_until end,
     case
-        when status = 'FAILED' or status = 'CANCELLED' and started_at is not null
-        then {schema}.add_failed_attempt(failed_attempts, attempts, error_code, error, claimed_by, started_at, finished_at)
+        -- Also one that has succeeded, without an error.
+        when status = 'FAILED' or started_at is not null
+        then {schema}.add_failed_attempt(
+            failed_attempts, attempts, claim_no, error_code, error, claimed_by, child_pid, started_at, finished_at, true
+        )
         else failed_attempts
     end,
     least(attempts, 1000000000),

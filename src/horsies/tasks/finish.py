@@ -29,6 +29,7 @@ def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
         results=[ending.result for ending in ordered],
         error_codes=[ending.error_code for ending in ordered],
         errors=[ending.error for ending in ordered],
+        child_pids=[ending.child_pid for ending in ordered],
     )
 
 
@@ -44,6 +45,7 @@ def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
         statuses=[ending.status.value for ending in ordered],
         error_codes=[ending.error_code for ending in ordered],
         errors=[ending.error for ending in ordered],
+        child_pids=[ending.child_pid for ending in ordered],
         wants_retry=[ending.wants_retry for ending in ordered],
         retry_after_ms=[ending.retry_after_ms for ending in ordered],
     )
@@ -64,9 +66,17 @@ def release_tasks(
     )
 
 
-def release_interrupted_tasks(worker: str, endings: Iterable[HeldTask]) -> Query:
+def release_interrupted_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     """Release those of these tasks that have a retry policy and attempts left. The interrupted attempt does not count."""
-    return SQL["release_interrupted_tasks"](worker=worker, **claim_params(endings))
+    ordered = sorted(endings, key=_LOCK_ORDER)
+    return SQL["release_interrupted_tasks"](
+        worker=worker,
+        ids=[ending.id for ending in ordered],
+        claim_nos=[ending.claim_no for ending in ordered],
+        error_codes=[ending.error_code for ending in ordered],
+        errors=[ending.error for ending in ordered],
+        child_pids=[ending.child_pid for ending in ordered],
+    )
 
 
 def notify_new_tasks(claims: Sequence[Claim]) -> list[Query]:

@@ -19,17 +19,19 @@ with results as (
         %(statuses)s::text[],
         %(results)s::json[],
         %(error_codes)s::text[],
-        %(errors)s::json[]
-    ) as results (task_id, held_no, status, result, error_code, error)
+        %(errors)s::json[],
+        %(child_pids)s::integer[]
+    ) as results (task_id, held_no, status, result, error_code, error, child_pid)
 ),
 deleted_tasks as (
     delete from {schema}.tasks
     where {is_held}
     returning *
 )
-insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, result, error_code, error, finished_at)
+insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, result, error_code, error, child_pid, finished_at)
 select
-    {moved_columns}, results.status, attempts + 1, claimed_by, claimed_at, started_at, result, error_code, error, statement_timestamp()
+    {moved_columns}, results.status, attempts + 1, claimed_by, claimed_at, started_at, result, error_code, error, child_pid,
+    statement_timestamp()
 from deleted_tasks
 join results on results.task_id = deleted_tasks.id and results.held_no = deleted_tasks.claim_no
 returning id::text;
@@ -45,9 +47,10 @@ with results as (
         %(statuses)s::text[],
         %(error_codes)s::text[],
         %(errors)s::json[],
+        %(child_pids)s::integer[],
         %(wants_retry)s::boolean[],
         %(retry_after_ms)s::integer[]
-    ) as results (id, claim_no, status, error_code, error, wants_retry, retry_after_ms)
+    ) as results (id, claim_no, status, error_code, error, child_pid, wants_retry, retry_after_ms)
 ),
 held_tasks as materialized (
     select
@@ -55,6 +58,7 @@ held_tasks as materialized (
         results.status as result_status,
         results.error_code,
         results.error,
+        results.child_pid,
         due.at as due_at,
         coalesce(
             results.status = 'FAILED'
@@ -88,8 +92,8 @@ retried_tasks as (
         attempts = held_tasks.attempts + 1,
         progress = null,
         failed_attempts = {schema}.add_failed_attempt(
-            held_tasks.failed_attempts, held_tasks.attempts + 1, held_tasks.error_code, held_tasks.error,
-            held_tasks.claimed_by, held_tasks.started_at, statement_timestamp()
+            held_tasks.failed_attempts, held_tasks.attempts + 1, held_tasks.claim_no, held_tasks.error_code, held_tasks.error,
+            held_tasks.claimed_by, held_tasks.child_pid, held_tasks.started_at, statement_timestamp(), true
         )
     from held_tasks
     where tasks.id = any(%(ids)s::uuid[])
@@ -104,8 +108,10 @@ deleted_tasks as (
     and not held_tasks.retries
 ),
 moved_tasks as (
-    insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, error_code, error, finished_at)
-    select {moved_columns}, result_status, attempts + 1, claimed_by, claimed_at, started_at, error_code, error, statement_timestamp()
+    insert into {schema}.finished ({moved_columns}, status, attempts, claimed_by, claimed_at, started_at, error_code, error, child_pid, finished_at)
+    select
+        {moved_columns}, result_status, attempts + 1, claimed_by, claimed_at, started_at, error_code, error, child_pid,
+        statement_timestamp()
     from held_tasks
     where not retries
 )
@@ -134,7 +140,15 @@ returning tasks.id::text;
 update {schema}.tasks
 set
     {unclaimed},
-    progress = null
+    progress = null,
+    failed_attempts = {schema}.add_failed_attempt(
+        failed_attempts, attempts + 1, claim_no,
+        (%(error_codes)s::text[])[width_bucket(id, %(ids)s::uuid[])],
+        (%(errors)s::json[])[width_bucket(id, %(ids)s::uuid[])],
+        claimed_by,
+        (%(child_pids)s::integer[])[width_bucket(id, %(ids)s::uuid[])],
+        started_at, statement_timestamp(), false
+    )
 where {is_held}
 and tasks.attempts < cardinality(tasks.retry_delays_ms)
 and tasks.cancel_requested_at is null

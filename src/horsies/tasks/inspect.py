@@ -18,6 +18,7 @@ from horsies.model.codec import decode_error
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError
 from horsies.model.result import TaskError
+from horsies.model.sensitive import hide_message
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 
@@ -111,13 +112,20 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
         *rest,
         error=decode_stored_error(error),
         progress=json.loads(progress) if progress else None,
-        failed_attempts=[_decode_attempt(text, number) for number, text in enumerate(failed or (), 1)],
+        failed_attempts=[
+            attempt
+            for number, text in enumerate(failed or (), 1)
+            if (attempt := _decode_attempt(text, number)) is not None
+        ],
     )
 
 
-def _decode_attempt(text: object, number: int) -> FailedAttempt:
+def _decode_attempt(text: object, number: int) -> FailedAttempt | None:
+    """Return an attempt that has failed and counts; None for others. `tasks/attempts.py` has all of them."""
     try:
         stored: dict[str, Any] = json.loads(cast("str", text))
+        if stored["error_code"] is None or stored.get("counted") is False:
+            return None
         return FailedAttempt(
             stored["attempt"],
             stored["error_code"],
@@ -210,7 +218,7 @@ class TaskSummary:
     node_id: str | None = None
     """The name of the node of a workflow that it runs."""
     is_sensitive: bool = False
-    """Its payload is not shown."""
+    """Its payload is not shown, nor what its errors say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +277,22 @@ def list_running(limit: int) -> Op[list[TaskSummary]]:
 
 
 def _to_summary(row: Sequence[Any]) -> TaskSummary:
-    task_id, task_name, queue_name, priority, status, *times, worker, code, root, message, running_s, node, deaths = row
+    (
+        task_id,
+        task_name,
+        queue_name,
+        priority,
+        status,
+        *times,
+        worker,
+        code,
+        root,
+        message,
+        running_s,
+        node,
+        is_sensitive,
+        deaths,
+    ) = row
     if code is None and message is None and deaths:
         code, message = str(OperationalErrorCode.WORKER_CRASHED), f"{deaths} child processes died before it started"
     return TaskSummary(
@@ -282,9 +305,10 @@ def _to_summary(row: Sequence[Any]) -> TaskSummary:
         worker=worker,
         error_code=first_line(code),
         root_id=root,
-        message=first_line(message),
+        message=hide_message(code, first_line(message)) if is_sensitive else first_line(message),
         running_for_s=running_s,
         node_id=node,
+        is_sensitive=is_sensitive,
     )
 
 

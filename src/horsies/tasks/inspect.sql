@@ -34,17 +34,20 @@ select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempt
     )
     and (
         %(message)s::text is null
-        or case
+        -- Whether a message contains a text would tell what is in it.
+        or task.is_sensitive is not true and case
             when strpos(lower(left(last.error::text, 5000)), lower(%(message)s::text)) > 0
             then strpos(lower({schema}.error_message(last.error)), lower(%(message)s::text)) > 0
         end
     )
-    and (%(error_summary)s::text is null or case when task.status = 'FAILED' then {schema}.error_summary(last.error) = %(error_summary)s::text end)
+    and (%(error_summary)s::text is null or case
+        when task.status = 'FAILED' then {schema}.error_summary(case when task.is_sensitive is not true then last.error end) = %(error_summary)s::text
+    end)
 )
 
 -- fragment: columns_of_match
 task.id, task.task_name, task.queue_name, task.priority, task.attempts, task.claim_no, task.sent_at, task.enqueued_at, task.started_at,
-task.finished_at, task.claimed_by, task.error_code, last.error as last_error, task.child_deaths, task.root_id, task.node_id, task.status,
+task.finished_at, task.claimed_by, task.error_code, last.error as last_error, task.child_deaths, task.root_id, task.node_id, task.is_sensitive, task.status,
 {is_match} is true as is_match, task.is_last
 
 -- fragment: summary
@@ -58,7 +61,7 @@ case
     then extract(epoch from greatest(clock_timestamp() - found.started_at, interval '0'))::float8
 end,
 (select nodes.node_id from {schema}.nodes where nodes.id = found.node_id),
-found.child_deaths
+coalesce(found.is_sensitive, false), found.child_deaths
 
 -- name: get_status
 -- A task that has not started by its `good_until` has expired, even if its row does not say so yet. Waiters see the same.
@@ -105,7 +108,7 @@ limit %(limit)s::integer;
             select
                 tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
                 tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code, null::json as error,
-                tasks.failed_attempts, tasks.child_deaths, tasks.root_id, tasks.node_id, {live_status} as status,
+                tasks.failed_attempts, tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.is_sensitive, {live_status} as status,
                 row_number() over (order by tasks.id desc) = %(scanned)s::bigint as is_last
             from (
                 select *
@@ -132,7 +135,7 @@ limit %(limit)s::integer;
             select
                 finished.id, finished.task_name, finished.queue_name, finished.priority, finished.attempts, finished.claim_no, finished.sent_at,
                 finished.enqueued_at, finished.started_at, finished.finished_at, finished.claimed_by, finished.error_code, finished.error,
-                null::json[] as failed_attempts, 0 as child_deaths, finished.root_id, finished.node_id, finished.status,
+                null::json[] as failed_attempts, 0 as child_deaths, finished.root_id, finished.node_id, finished.is_sensitive, finished.status,
                 row_number() over (order by finished.id desc) = %(scanned)s::bigint as is_last
             from (
                 select *
@@ -170,18 +173,18 @@ limit %(limit)s::integer;
         select
             candidates.id, candidates.is_last, stored.task_name, stored.queue_name, stored.priority, stored.attempts, stored.claim_no, stored.sent_at,
             stored.enqueued_at, stored.started_at, stored.finished_at, stored.claimed_by, stored.error_code, stored.error, stored.failed_attempts,
-            stored.child_deaths, stored.root_id, stored.node_id, stored.status
+            stored.child_deaths, stored.root_id, stored.node_id, stored.is_sensitive, stored.status
         from candidates
         left join lateral (
             select
                 task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, null::timestamptz as finished_at, claimed_by,
-                null::text as error_code, null::json as error, failed_attempts, child_deaths, root_id, node_id, {live_status} as status
+                null::text as error_code, null::json as error, failed_attempts, child_deaths, root_id, node_id, is_sensitive, {live_status} as status
             from {schema}.tasks
             where tasks.id = candidates.id
             union all
             select
                 task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, finished_at, claimed_by,
-                error_code, error, null, 0, root_id, node_id, status
+                error_code, error, null, 0, root_id, node_id, is_sensitive, status
             from {schema}.finished
             where finished.id = candidates.id
         ) as stored on true
@@ -293,7 +296,7 @@ from (
         tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
         tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code,
         tasks.failed_attempts[cardinality(tasks.failed_attempts)] as last_error,
-        tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.status, true as is_match, false as is_last
+        tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.is_sensitive, tasks.status, true as is_match, false as is_last
     from {schema}.tasks
     where tasks.status <> 'PENDING'
     and tasks.status = 'RUNNING'

@@ -49,8 +49,10 @@ class BaseTask(Sender[P, T]):
         error_codes: ErrorCodes,
         retry_policy: RetryPolicy | None = None,
         timeout_ms: int | None = None,
+        sensitive: bool = False,
+        keep_logs: bool = False,
     ) -> None:
-        options = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy)
+        options = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy, is_sensitive=sensitive)
         super().__init__(options, arguments=arguments, result=result, app=app)
         self.function = function
         self.name = name
@@ -58,6 +60,8 @@ class BaseTask(Sender[P, T]):
         self.error_codes = error_codes
         self.retry_policy = retry_policy
         self.timeout_ms = timeout_ms
+        self.is_sensitive = sensitive
+        self.keeps_logs = keep_logs
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
         self.__module__ = function.__module__

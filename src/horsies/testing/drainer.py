@@ -17,6 +17,7 @@ after its COMMIT.
 
 import asyncio
 import json
+import os
 import signal
 import threading
 from collections import Counter
@@ -191,7 +192,10 @@ class Drain:
         """Save the outcome and return the status of the task."""
         if progress:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, progress[-1])]))
-        ending, caps = ending_from_done(claim, done), claim_limits_for(self.app.config, _WORKER_CONFIG).caps
+        ending, caps = (
+            ending_from_done(claim, done, os.getpid()),
+            claim_limits_for(self.app.config, _WORKER_CONFIG).caps,
+        )
         batch = Batch(self.worker, self.database, caps, [ending], frees_capped=caps.has_limits)
         result = yield from run_batch(batch)
         yield from run_steps(result.unsettled)

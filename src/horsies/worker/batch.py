@@ -314,7 +314,7 @@ def _notifications(batch: Batch) -> list[Query]:
 # -- endings
 
 
-def ending_from_done(claim: Claim, done: Done) -> Ending:
+def ending_from_done(claim: Claim, done: Done, child_pid: int) -> Ending:
     """Return the ending that a child reported."""
     status = TaskStatus(done.status)
     return Ending(
@@ -328,10 +328,13 @@ def ending_from_done(claim: Claim, done: Done) -> Ending:
         wants_retry=done.wants_retry,
         retry_after_ms=done.retry_after_ms,
         root_id=claim.root_id,
+        child_pid=child_pid,
     )
 
 
-def failed_ending(held: Claim | Ending, error: TaskError, *, may_retry: bool = False) -> Ending:
+def failed_ending(
+    held: Claim | Ending, error: TaskError, *, may_retry: bool = False, child_pid: int | None = None
+) -> Ending:
     """Return an ending with this error in place of a result."""
     is_cancelled = error.error_code == OutcomeCode.TASK_CANCELLED
     return Ending(
@@ -342,6 +345,7 @@ def failed_ending(held: Claim | Ending, error: TaskError, *, may_retry: bool = F
         error=encode_error(error, task_id=held.id),
         may_retry=may_retry and not is_cancelled,
         root_id=held.root_id,
+        child_pid=child_pid,
     )
 
 

@@ -224,9 +224,9 @@ class Dispatcher:
                 if state.progress:
                     state.progress.pop((claim.id, claim.claim_no), None)
                 if state.stops_requested:
-                    self._add_stopped(claim, done)
+                    self._add_stopped(child, claim, done)
                 elif done.misfit is Misfit.NONE:
-                    state.endings.append(ending_from_done(claim, done))
+                    state.endings.append(ending_from_done(claim, done, child.pid))
                 else:
                     self._add_unfit(claim, done)
                 if self.group is not None and self.group.slot is None:
@@ -249,7 +249,7 @@ class Dispatcher:
                 state.stops_requested.difference_update([(claim.id, claim.claim_no) for claim in claims])
                 state.releases.extend(claims)
             case ChildExited():
-                self._on_child_exited(report)
+                self._on_child_exited(child, report)
                 self._send_ready_batches()
 
     def on_timer(self) -> None:
@@ -470,13 +470,13 @@ class Dispatcher:
         else:
             # End it in the database while it still runs in its child. If it blocks the event loop, the others there cannot end either.
             answers = child.ping_loop()
-            self._add_failure(*child.abandon(assignment_no))
+            self._add_failure(child, *child.abandon(assignment_no))
             check_at = self._clock() + max(self._grace_s, LOOP_ANSWER_S)
             self._add_deadline(check_at, Deadline(child, assignment_no, StopStage.CHECK_LOOP, answers))
 
     # -- endings
 
-    def _add_stopped(self, claim: Claim, done: Done) -> None:
+    def _add_stopped(self, child: Child, claim: Claim, done: Done) -> None:
         """Add what a child reported while tasks were requested to stop: this one may be one of them."""
         state, key = self._state, (claim.id, claim.claim_no)
         state.stops_requested.discard(key)
@@ -486,11 +486,11 @@ class Dispatcher:
             self._add_unfit(claim, done)
         elif is_interrupted and done.status != TaskStatus.COMPLETED.value:
             error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-            state.interrupted.append(failed_ending(claim, error))
+            state.interrupted.append(failed_ending(claim, error, child_pid=child.pid))
         else:
-            state.endings.append(ending_from_done(claim, done))
+            state.endings.append(ending_from_done(claim, done, child.pid))
 
-    def _add_failure(self, claim: Claim, error: TaskError) -> None:
+    def _add_failure(self, child: Child, claim: Claim, error: TaskError) -> None:
         """Add an ending that the child could not report."""
         log.warning(
             "task %s (%s) ended as %s: %s",
@@ -504,9 +504,10 @@ class Dispatcher:
         state.stops_requested.discard(key)
         if key in state.stops_by_shutdown:
             state.stops_by_shutdown.discard(key)
-            state.interrupted.append(failed_ending(claim, error))
+            state.interrupted.append(failed_ending(claim, error, child_pid=child.pid))
         else:
-            state.endings.append(failed_ending(claim, error, may_retry=claim.retries_left))
+            ending = failed_ending(claim, error, may_retry=claim.retries_left, child_pid=child.pid)
+            state.endings.append(ending)
 
     def _add_unfit(self, claim: Claim, done: Done) -> None:
         """Add a claim that its child could not run."""
@@ -521,7 +522,7 @@ class Dispatcher:
             state.known_tasks.forget(claim.task_name)
         state.unfit.append(unknown_task_claim(claim))
 
-    def _on_child_exited(self, report: ChildExited) -> None:
+    def _on_child_exited(self, child: Child, report: ChildExited) -> None:
         """End what had begun with its error. Release the rest without an attempt, unless children have died with it several times.
 
         If nothing had begun, any of those that waited may be to blame for the death. Otherwise one of the running tasks is, or one that had a slot
@@ -529,7 +530,7 @@ class Dispatcher:
         """
         state = self._state
         for claim, error in report.begun:
-            self._add_failure(claim, error)
+            self._add_failure(child, claim, error)
         blamed = len(report.waiting) if not report.begun else max(0, self.concurrency - len(report.begun))
         for place, claim in enumerate(report.waiting):
             deaths = claim.child_deaths
@@ -537,7 +538,9 @@ class Dispatcher:
                 deaths += 1
                 if deaths >= DEATHS_MAX:
                     message = f"{deaths} child processes died one after another before they began this task"
-                    self._add_failure(claim, TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=message))
+                    self._add_failure(
+                        child, claim, TaskError(error_code=OperationalErrorCode.WORKER_CRASHED, message=message)
+                    )
                     continue
             state.releases.append(claim._replace(child_deaths=deaths))
 

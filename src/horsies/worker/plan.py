@@ -606,7 +606,8 @@ def simplify(part: Batch, refusal: Refusal) -> Batch | None:
     elif ending.error_code == OperationalErrorCode.WORKER_SERIALIZATION_ERROR:
         return None
     else:
-        simpler = failed_ending(ending, serialization_error(refusal.message))
+        error = serialization_error(refusal.message)
+        simpler = failed_ending(ending, error, child_pid=ending.child_pid)
     # An interrupted task that could not be released is ended like any other.
     return replace(part, endings=[simpler], interrupted=(), failures=0)
 

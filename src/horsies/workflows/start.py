@@ -249,4 +249,6 @@ def _task_columns(node: Node) -> dict[str, Any]:
         return {}
     columns = sent_values(terms) | {"good_until": terms.good_until.isoformat() if terms.good_until else None}
     del columns["trace"]  # that of the start, the same for all
+    if not terms.is_sensitive:
+        del columns["is_sensitive"]  # few are, and a start is one JSON text of limited size
     return columns

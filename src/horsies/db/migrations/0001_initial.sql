@@ -59,6 +59,8 @@ create table {schema}.tasks (
     takes_inputs boolean,
     -- The trace context (W3C) of the sender, as JSON text. Null unless the sender is instrumented.
     trace text,
+    -- Its payload and its errors are not shown unless that is requested. Null: they are.
+    is_sensitive boolean,
     -- Child processes that died while they held this task and before it started. Such a release costs no attempt until there were too many.
     child_deaths integer not null default 0,
     -- Since when no living worker can run it. It is not `ready` then, so that claims do not have to skip it.
@@ -122,6 +124,9 @@ create table {schema}.finished (
     root_id uuid,
     node_id uuid,
     trace text,
+    is_sensitive boolean,
+    -- The process that ran the last attempt.
+    child_pid integer,
     constraint finished_status_is_final check (status in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
 ) partition by range (finished_at);
 
@@ -311,6 +316,7 @@ create table {schema}.nodes (
     finished_at timestamptz,
     -- The trace context of the start of the workflow. The task gets it when it is enqueued.
     trace text,
+    is_sensitive boolean,
     -- Nodes of the same run, by their index, that must have ended before this one runs, regardless of its join, and how many of them
     -- have not ended yet.
     awaits integer[],
@@ -339,6 +345,7 @@ create table {schema}.schedules (
     retry_delays_ms integer[],
     retry_jitter real not null default 0,
     retry_for text[],
+    is_sensitive boolean,
     pattern jsonb not null,
     timezone text not null,
     catch_up_missed boolean not null,
@@ -476,14 +483,16 @@ return case
     else 'later ' || (extract(epoch from enqueued_at - clock_timestamp()) * 1000000)::bigint
 end;
 
--- The last 20 failed attempts are kept, and of a long error its beginning and end: the row is rewritten at each attempt. The error is cut as
+-- Adds an attempt that is followed by another. The last 20 are kept, and of a long error its beginning and end: the row is rewritten at each attempt. The error is cut as
 -- text, because JSON with \u0000 cannot be parsed here.
 create function {schema}.add_failed_attempt(
-    failed_attempts json[], attempt integer, error_code text, error json, worker uuid, started_at timestamptz, ended_at timestamptz
+    failed_attempts json[], attempt integer, claim_no integer, error_code text, error json, worker uuid, child_pid integer,
+    started_at timestamptz, ended_at timestamptz, counted boolean
 ) returns json[]
 language sql stable parallel safe
 return (failed_attempts || json_build_object(
     'attempt', attempt,
+    'claim_no', claim_no,
     'error_code', error_code,
     'error', case
         when octet_length(error::text) > 16384
@@ -495,8 +504,10 @@ return (failed_attempts || json_build_object(
         else error
     end,
     'worker', worker,
+    'child_pid', child_pid,
     'started_at', started_at,
-    'ended_at', ended_at
+    'ended_at', ended_at,
+    'counted', counted
 ))[greatest(1, coalesce(cardinality(failed_attempts), 0) - 18):];
 
 -- The message of an error or of a failed attempt, up to 1000 characters. Found in the text, because JSON with \u0000 cannot be parsed here; so it still has
@@ -836,7 +847,7 @@ select
     null::json as result, null::text as error_code, null::json as error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    null::timestamptz as finished_at, root_id, node_id, trace
+    null::timestamptz as finished_at, root_id, node_id, trace, is_sensitive, null::integer as child_pid
 from {schema}.tasks
 union all
 select
@@ -844,7 +855,7 @@ select
     result, error_code, error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    finished_at, root_id, node_id, trace
+    finished_at, root_id, node_id, trace, is_sensitive, child_pid
 from {schema}.finished;
 
 -- indexes

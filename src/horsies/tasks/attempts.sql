@@ -1,0 +1,18 @@
+-- name: get_attempts
+-- The last attempt is in the row itself. Which child runs it now is known from the last heartbeat of its worker.
+select
+    task.status, task.attempts, task.claim_no, task.claimed_by::text, task.started_at, task.finished_at,
+    task.error_code, task.error::text, task.child_pid, task.failed_attempts::text[],
+    case when task.status = 'RUNNING' then (
+        select workers.children::text
+        from {schema}.workers
+        where workers.id = task.claimed_by
+    ) end,
+    array(
+        select attempt_logs.claim_no
+        from {schema}.attempt_logs
+        where attempt_logs.task_id = %(id)s::uuid
+    ),
+    coalesce(task.is_sensitive, false)
+from {schema}.all_tasks as task
+where task.id = %(id)s::uuid;
