@@ -103,8 +103,9 @@ def test_a_task_that_is_tried_again_shows_its_last_error(broker: PostgresBroker,
     text = '{"error_code": "BUSY", "message": "no \\"room\\"\\nfor 7", "data": null}'
     sql.execute(
         "update horsies.tasks set attempts = 1, ready = id = %s, enqueued_at = now() + interval '1 h', "
-        "failed_attempts = horsies.add_failed_attempt(horsies.add_failed_attempt(null, 1, 'OLD', null, null, null, now()), "
-        "2, 'BUSY', %s::json, null, null, now()) where id <> %s",
+        "failed_attempts = horsies.add_failed_attempt("
+        "horsies.add_failed_attempt(null, 1, 1, 'OLD', null, null, null, null, now(), true), "
+        "2, 2, 'BUSY', %s::json, null, null, null, now(), true) where id <> %s",
         [again, text, crashed],
     )
     sql.execute("update horsies.tasks set child_deaths = 7 where id = %s", [crashed])
