@@ -35,7 +35,7 @@ from horsies.model.errors import (
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
-from horsies.model.result import TaskError, TaskResult, UnwrapError
+from horsies.model.result import Err, Ok, Result, TaskError, TaskResult, UnwrapError, is_err, is_ok
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.schedule import (
     CronSchedule,
@@ -89,6 +89,7 @@ __all__ = [
     "CurrentTask",
     "CustomQueueConfig",
     "DailySchedule",
+    "Err",
     "FailedAttempt",
     "Horsies",
     "HorsiesError",
@@ -102,6 +103,7 @@ __all__ = [
     "NodeKey",
     "NodeNotFoundError",
     "NodeStatus",
+    "Ok",
     "OnError",
     "OperationalErrorCode",
     "OutcomeCode",
@@ -113,6 +115,7 @@ __all__ = [
     "QueueError",
     "QueueMode",
     "RecoveryConfig",
+    "Result",
     "RetentionConfig",
     "RetrievalCode",
     "RetryOutcome",
@@ -156,6 +159,8 @@ __all__ = [
     "current_task",
     "each",
     "from_node",
+    "is_err",
+    "is_ok",
     "result_from",
     "results_from",
 ]

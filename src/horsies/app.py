@@ -16,7 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.app_check import AppCheck
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Result
 from horsies.model.validation import instance_problems, raise_problems
 from horsies.model.worker_config import WorkerConfig
 from horsies.ops.api import Ops
@@ -108,13 +108,11 @@ class Horsies(Registry):
             return spec.handle(workflow_id)
         return WorkflowHandle(to_workflow_id(workflow_id), self)
 
-    def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[TaskResult[T, TaskError]]:
+    def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[Result[T]]:
         """Wait for all of them and return the results in the order of the handles. A task that has not ended in time gives `err(WAIT_TIMEOUT)`."""
         return self._gathering(handles, timeout_ms).all()
 
-    async def gather_async(
-        self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None
-    ) -> list[TaskResult[T, TaskError]]:
+    async def gather_async(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[Result[T]]:
         """The same for asyncio code."""
         return await self._gathering(handles, timeout_ms).all_async()
 

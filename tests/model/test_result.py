@@ -6,7 +6,7 @@ import pytest
 
 from horsies.model.error_codes import OutcomeCode
 from horsies.model.errors import HorsiesError
-from horsies.model.result import TaskError, TaskResult, UnwrapError
+from horsies.model.result import Err, Ok, Result, TaskError, TaskResult, UnwrapError, is_err, is_ok
 
 GOOD: TaskResult[int, TaskError] = TaskResult(ok=7)
 BAD: TaskResult[int, TaskError] = TaskResult(
@@ -40,6 +40,34 @@ def test_a_positional_match_has_the_value_first():
             assert value == 7
         case _:
             pytest.fail("the pattern should have matched")
+
+
+def test_every_result_is_an_ok_or_an_err() -> None:
+    assert (type(GOOD), type(BAD)) == (Ok, Err)
+    assert (Ok(7), Err(BAD.unwrap_err())) == (GOOD, BAD)
+    assert Ok(None) == NOTHING
+    assert [(is_ok(result), is_err(result)) for result in (GOOD, BAD, NOTHING)] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert (repr(Ok(7)), hash(Ok(7))) == ("TaskResult(ok=7)", hash(GOOD))
+
+
+def test_a_match_of_both_kinds_gives_the_value_and_the_error() -> None:
+    def read(result: Result[int]) -> object:
+        match result:
+            case Ok(value):
+                return value
+            case Err(error):
+                return error.error_code
+
+    assert (read(Ok(0)), read(Err(BAD.unwrap_err()))) == (0, "CARD_DECLINED")
+
+
+def test_an_err_takes_only_an_error() -> None:
+    with pytest.raises(TypeError, match="takes a TaskError, not str"):
+        Err("CARD_DECLINED")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_successful_result_unwraps_to_its_value():

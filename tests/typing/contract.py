@@ -13,7 +13,10 @@ from horsies import (
     AppConfig,
     AsyncTask,
     Call,
+    Err,
     Horsies,
+    Ok,
+    Result,
     RetryPolicy,
     Sender,
     Task,
@@ -24,6 +27,8 @@ from horsies import (
     TaskStatus,
     Worker,
     WorkerConfig,
+    is_err,
+    is_ok,
 )
 
 app = Horsies(AppConfig(exception_mapper={ConnectionError: "UPSTREAM_DOWN"}, max_payload_bytes=1_000_000))
@@ -67,10 +72,10 @@ def decoration() -> None:
 
 async def calls() -> None:
     assert_type(tick, Task[[], None])
-    assert_type(resize(1, width=2), TaskResult[Thumbnail, TaskError])
+    assert_type(resize(1, width=2), Result[Thumbnail])
     coroutine = fetch("https://…", 1, 2, accept="*")
-    coroutine = assert_type(coroutine, Coroutine[Any, Any, TaskResult[bytes | None, TaskError]])
-    assert_type(await fetch("https://…"), TaskResult[bytes | None, TaskError])
+    coroutine = assert_type(coroutine, Coroutine[Any, Any, Result[bytes | None]])
+    assert_type(await fetch("https://…"), Result[bytes | None])
     resize("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     resize(1, 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
@@ -142,9 +147,9 @@ async def options(connection: object) -> None:
 
 async def handles(handle: TaskHandle[Thumbnail]) -> None:
     assert_type(handle.task_id, str)
-    assert_type(handle.get(), TaskResult[Thumbnail, TaskError])
-    assert_type(handle.get(timeout_ms=5_000), TaskResult[Thumbnail, TaskError])
-    assert_type(await handle.get_async(5_000), TaskResult[Thumbnail, TaskError])
+    assert_type(handle.get(), Result[Thumbnail])
+    assert_type(handle.get(timeout_ms=5_000), Result[Thumbnail])
+    assert_type(await handle.get_async(5_000), Result[Thumbnail])
     assert_type(handle.status(), TaskStatus | None)
     assert_type(await handle.info_async(), TaskInfo | None)
 
@@ -164,8 +169,8 @@ async def stored_ids(task_id: str) -> None:
 
 
 async def several(handles: list[TaskHandle[Thumbnail]]) -> None:
-    assert_type(app.gather(handles), list[TaskResult[Thumbnail, TaskError]])
-    assert_type(await app.gather_async(handles, timeout_ms=5_000), list[TaskResult[Thumbnail, TaskError]])
+    assert_type(app.gather(handles), list[Result[Thumbnail]])
+    assert_type(await app.gather_async(handles, timeout_ms=5_000), list[Result[Thumbnail]])
     for handle in app.as_completed(handles, timeout_ms=5_000):
         assert_type(handle, TaskHandle[Thumbnail])
     async for handle in app.as_completed_async(handles):
@@ -206,7 +211,37 @@ def matched(result: TaskResult[int, TaskError]) -> int:
             raise AssertionError(result)
 
 
+def told_apart(handle: TaskHandle[int]) -> int:
+    """What `get()` returns has two kinds, so a `match` of both is complete."""
+    match handle.get():
+        case Ok(value):
+            return assert_type(value, int)
+        case Err(error):
+            raise RuntimeError(assert_type(error, TaskError).message)
+
+
+def asked(handle: TaskHandle[int]) -> int:
+    result = handle.get()
+    if is_err(result):
+        return len(assert_type(result, Err[TaskError]).error.message)
+    assert is_ok(result)
+    return assert_type(result, Ok[int]).value
+
+
+@app.task("total")
+def total(parts: list[Result[int]]) -> Result[int]:
+    return Ok(sum(part.value for part in parts if is_ok(part)))
+
+
 def made() -> None:
+    good: TaskResult[int, TaskError] = Ok(1)
+    bad: Result[int] = Err(TaskError(error_code="X"))
+    assert_type(total(parts=[bad]), Result[int])
+    assert is_ok(good)
+    Err("X")  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+
+
+def made_by_keyword() -> None:
     good: TaskResult[int, TaskError] = TaskResult(ok=1)
     bad: TaskResult[int, TaskError] = TaskResult(err=TaskError(error_code="X"))
     TaskResult(1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]

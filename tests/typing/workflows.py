@@ -10,6 +10,7 @@ from horsies import (
     NodeInfo,
     NodeKey,
     OnError,
+    Result,
     SubWorkflowNode,
     SuccessCase,
     SuccessPolicy,
@@ -55,8 +56,8 @@ def report(
 ) -> TaskResult[str, TaskError]:
     page = NodeKey[Page]("page")
     if workflow_ctx:
-        assert_type(workflow_ctx.result_for(page), TaskResult[Page, TaskError])
-        assert_type(workflow_ctx.result_for(links_node), TaskResult[list[str], TaskError])
+        assert_type(workflow_ctx.result_for(page), Result[Page])
+        assert_type(workflow_ctx.result_for(links_node), Result[list[str]])
         workflow_ctx.result_for("page")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     if workflow_meta:
         assert_type(workflow_meta.node_id, str)
@@ -92,7 +93,7 @@ def nodes() -> None:
 def flows() -> None:
     assert_type(from_node(page_node), Page)
     assert_type(from_node(NodeKey[int]("x")), int)
-    assert_type(result_from(links_node), TaskResult[list[str], TaskError])
+    assert_type(result_from(links_node), Result[list[str]])
     assert_type(each(links_node), str)
     assert_type(each(pages_node), Page)
     assert_type(each(["a", "b"]), str)
@@ -177,11 +178,11 @@ async def runs(spec: WorkflowSpec[list[Page]], workflow_id: str) -> None:
     assert_type(await spec.start_async(workflow_id), WorkflowHandle[list[Page]])
     assert_type(app.workflow_handle(workflow_id), WorkflowHandle[Any])
     assert_type(app.workflow_handle(workflow_id, spec), WorkflowHandle[list[Page]])
-    assert_type(handle.get(timeout_ms=5_000), TaskResult[list[Page], TaskError])
-    assert_type(await handle.get_async(), TaskResult[list[Page], TaskError])
+    assert_type(handle.get(timeout_ms=5_000), Result[list[Page]])
+    assert_type(await handle.get_async(), Result[list[Page]])
     assert_type(handle.status(), WorkflowStatus | None)
-    assert_type(handle.result_for(links_node), TaskResult[list[str], TaskError])
-    assert_type(await handle.result_for_async(NodeKey[int]("x")), TaskResult[int, TaskError])
+    assert_type(handle.result_for(links_node), Result[list[str]])
+    assert_type(await handle.result_for_async(NodeKey[int]("x")), Result[int])
     assert_type(handle.tasks(), list[NodeInfo])
     assert_type(handle.to_text(), str)
 

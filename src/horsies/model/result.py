@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from string import ascii_uppercase, digits
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, NoReturn, TypeAlias, TypeVar, cast, get_args, overload
 
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import TypeIs
 
 from horsies.model.errors import HorsiesError
 
@@ -53,8 +54,8 @@ _MISSING: Final = object()  # distinguishes `ok=None`, which is a value, from no
 class TaskResult(Generic[T_co, E_co]):
     """Either `TaskResult(ok=value)` or `TaskResult(err=TaskError(...))`; immutable.
 
-    Use `ok` and `err` with `match`. `ok_value`, `err_value`, `unwrap()` and `unwrap_err()` raise `UnwrapError` if the result
-    is of the other kind.
+    Every result is an `Ok` or an `Err`, to distinguish them with `match` or `is_ok(result)`. `ok_value`, `err_value`, `unwrap()` and
+    `unwrap_err()` raise `UnwrapError` if the result is of the other kind.
     """
 
     __match_args__ = ("ok", "err")
@@ -63,17 +64,20 @@ class TaskResult(Generic[T_co, E_co]):
     _ok: T_co | None
     _err: E_co | None
 
-    @overload
-    def __init__(self, *, ok: T_co) -> None: ...
-    @overload
-    def __init__(self, *, err: E_co) -> None: ...
-    def __init__(self, *, ok: object = _MISSING, err: object = _MISSING) -> None:
-        if (ok is _MISSING) == (err is _MISSING):
-            raise TypeError("TaskResult takes exactly one of ok= and err=")
-        if err is not _MISSING and not isinstance(err, TaskError):
-            raise TypeError(f"TaskResult(err=...) takes a TaskError, not {type(err).__name__}")
-        object.__setattr__(self, "_ok", None if ok is _MISSING else ok)
-        object.__setattr__(self, "_err", None if err is _MISSING else err)
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, *, ok: T_co) -> None: ...
+        @overload
+        def __init__(self, *, err: E_co) -> None: ...
+        def __init__(self, *, ok: object = ..., err: object = ...) -> None: ...
+
+    else:
+
+        def __new__(cls, *, ok: object = _MISSING, err: object = _MISSING) -> "TaskResult[Any, Any]":
+            if (ok is _MISSING) == (err is _MISSING):
+                raise TypeError("TaskResult takes exactly one of ok= and err=")
+            return Ok(ok) if err is _MISSING else Err(err)
 
     def is_ok(self) -> bool:
         """Whether the task succeeded. Its value may be None."""
@@ -142,7 +146,7 @@ class TaskResult(Generic[T_co, E_co]):
         def from_halves(found: dict[str, Any]) -> "TaskResult[Any, TaskError]":
             if len(found) != 1:
                 raise PydanticCustomError("task_result", "Input should have one of 'ok' and 'err'")
-            return cls(**found)
+            return TaskResult(**found)
 
         read = core_schema.no_info_after_validator_function(from_halves, halves)
         return core_schema.json_or_python_schema(
@@ -169,5 +173,72 @@ class TaskResult(Generic[T_co, E_co]):
         return f"TaskResult(ok={self._ok!r})" if self._err is None else f"TaskResult(err={self._err!r})"
 
 
+class Ok(TaskResult[T_co, Never]):
+    """The result of a task that succeeded: the same as `TaskResult(ok=value)`."""
+
+    __match_args__ = ("value",)
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, value: T_co) -> None: ...
+
+    else:
+
+        def __new__(cls, value: T_co) -> "Ok[T_co]":
+            result = object.__new__(cls)
+            object.__setattr__(result, "_ok", value)
+            object.__setattr__(result, "_err", None)
+            return result
+
+    @property
+    def value(self) -> T_co:
+        """The value of the task."""
+        return cast("T_co", self._ok)
+
+
+class Err(TaskResult[Never, E_co]):
+    """The result of a task that failed: the same as `TaskResult(err=error)`."""
+
+    __match_args__ = ("error",)
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, error: E_co) -> None: ...
+
+    else:
+
+        def __new__(cls, error: E_co) -> "Err[E_co]":
+            if not isinstance(error, TaskError):
+                raise TypeError(f"TaskResult(err=...) takes a TaskError, not {type(error).__name__}")
+            result = object.__new__(cls)
+            object.__setattr__(result, "_ok", None)
+            object.__setattr__(result, "_err", error)
+            return result
+
+    @property
+    def error(self) -> E_co:
+        """The error of the task."""
+        return cast("E_co", self._err)
+
+
+T = TypeVar("T")
+E = TypeVar("E", bound=TaskError)
+
+Result: TypeAlias = Ok[T] | Err[TaskError]
+"""What `get()` returns: a `TaskResult[T, TaskError]` whose two kinds type checkers know, so that a `match` of both is complete."""
+
+
+def is_ok(result: TaskResult[T, Any]) -> TypeIs[Ok[T]]:
+    """Return whether the task succeeded. Type checkers know afterwards that there is a `value`."""
+    return isinstance(result, Ok)
+
+
+def is_err(result: TaskResult[Any, E]) -> TypeIs[Err[E]]:
+    """Return whether the task failed. Type checkers know afterwards that there is an `error`."""
+    return isinstance(result, Err)
+
+
 def _rebuild(ok: object, err: TaskError | None) -> TaskResult[object, TaskError]:
-    return TaskResult(ok=ok) if err is None else TaskResult(err=err)
+    return Ok(ok) if err is None else Err(err)

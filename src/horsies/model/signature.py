@@ -4,10 +4,12 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from horsies.model.errors import TaskDefinitionError
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Err, Ok, TaskError, TaskResult
+
+UNIONS: Final = (Union, types.UnionType)
 
 is_coroutine_function = inspect.iscoroutinefunction
 
@@ -30,7 +32,7 @@ def signature_of(fn: Callable[..., object]) -> inspect.Signature:
     def resolve(what: str, annotation: Any) -> Any:
         holder = types.SimpleNamespace(__annotations__={"it": annotation})
         try:
-            return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
+            return _join_results(get_type_hints(holder, globalns=namespace, include_extras=True)["it"])
         except Exception as error:  # a string annotation is evaluated, so it can raise anything
             raise TaskDefinitionError(
                 f"{function_name(fn)}: {what} {annotation!r} cannot be resolved: {error}; "
@@ -41,6 +43,18 @@ def signature_of(fn: Callable[..., object]) -> inspect.Signature:
     resolved = [each.replace(annotation=resolve(f"parameter '{each.name}'", each.annotation)) for each in parameters]
     returned = resolve("the return annotation", signature.return_annotation)
     return signature.replace(parameters=resolved, return_annotation=returned)
+
+
+def _join_results(tp: Any) -> Any:
+    """Replace `Result[int]`, which is `Ok[int] | Err[TaskError]`, by `TaskResult[int, TaskError]`, also in a list or another union."""
+    arguments = get_args(tp)
+    if get_origin(tp) is list and arguments:
+        return list[_join_results(arguments[0])]
+    kinds = {get_origin(member): get_args(member) for member in arguments}
+    if get_origin(tp) not in UNIONS or not {Ok, Err} <= kinds.keys():
+        return tp
+    others = tuple(member for member in arguments if get_origin(member) not in (Ok, Err))
+    return Union[TaskResult[kinds[Ok][0], kinds[Err][0]], *others]
 
 
 def callers_signature(

@@ -3,7 +3,6 @@
 The check is lenient, because a type checker sees more: only certain mismatches are refused, and a type that is not understood here fits.
 """
 
-import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -25,10 +24,9 @@ from typing import (
 from pydantic import BaseModel
 
 from horsies.model.result import TaskError, TaskResult
-from horsies.model.signature import display_type
+from horsies.model.signature import UNIONS, display_type
 
 _WIDER: Final = {(int, float), (int, complex), (float, complex)}  # which type checkers accept
-_UNIONS: Final = (Union, types.UnionType)
 
 
 def is_assignable(produced: Any, wanted: Any) -> bool:
@@ -36,9 +34,9 @@ def is_assignable(produced: Any, wanted: Any) -> bool:
     produced, wanted = _strip(produced), _strip(wanted)
     if _is_open(produced) or _is_open(wanted):
         return True
-    if get_origin(produced) in _UNIONS:
+    if get_origin(produced) in UNIONS:
         return all(is_assignable(member, wanted) for member in get_args(produced))
-    if get_origin(wanted) in _UNIONS:
+    if get_origin(wanted) in UNIONS:
         return any(is_assignable(produced, member) for member in get_args(wanted))
     if get_origin(produced) is Literal:
         literals = get_args(wanted) if get_origin(wanted) is Literal else None
@@ -73,7 +71,7 @@ def result_of(tp: Any) -> Any:
 def takes_result(wanted: Any) -> bool:
     """Return whether a parameter takes the whole result: its annotation is a TaskResult, or a union that contains one."""
     wanted = _strip(wanted)
-    if get_origin(wanted) in _UNIONS:
+    if get_origin(wanted) in UNIONS:
         return any(takes_result(member) for member in get_args(wanted))
     return wanted is TaskResult or get_origin(wanted) is TaskResult
 
@@ -83,7 +81,7 @@ def list_item_type(tp: Any) -> tuple[Any] | None:
     tp = _strip(tp)
     if _is_open(tp):
         return (Any,)
-    if get_origin(tp) in _UNIONS:
+    if get_origin(tp) in UNIONS:
         items = [list_item_type(member) for member in get_args(tp)]
         return None if None in items else (Union[tuple(item[0] for item in items if item)],)  # noqa: UP007 - a tuple of types
     kind, inner = get_origin(tp) or tp, get_args(tp)
@@ -98,7 +96,7 @@ def list_item_type(tp: Any) -> tuple[Any] | None:
 def item_type(tp: Any, step: str | int) -> Any:
     """Return the type of one item of a list, or of one key of a dict; Any if it is not known."""
     tp = _strip(tp)
-    if get_origin(tp) in _UNIONS:
+    if get_origin(tp) in UNIONS:
         others = [member for member in get_args(tp) if member is not type(None)]
         return item_type(others[0], step) if len(others) == 1 else Any
     if is_typeddict(tp):
@@ -137,7 +135,7 @@ def _is_open(tp: Any) -> bool:
     kind = get_origin(tp) or tp
     if kind in {Any, object} or isinstance(kind, TypeVar | str):
         return True
-    if kind in _UNIONS or kind is Literal:
+    if kind in UNIONS or kind is Literal:
         return False
     if not isinstance(kind, type):
         return True

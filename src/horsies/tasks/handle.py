@@ -18,7 +18,7 @@ from horsies.db.waiter import ReadResult, ThreadFuture
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed, WaitTimeoutError
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
 from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome, cancel_task
@@ -120,9 +120,9 @@ class TaskHandle(Generic[T_co]):
         self._codec = codec
         self._app = app
         self.ended: Ended | None = None  # if it is known, `get()` returns at once, without a query
-        self._result: TaskResult[T_co, TaskError] | None = None
+        self._result: Result[T_co] | None = None
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
+    def get(self, timeout_ms: int | None = None) -> Result[T_co]:
         """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
         if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
@@ -133,7 +133,7 @@ class TaskHandle(Generic[T_co]):
             return self.to_result(futures[self.task_id].result(), timeout_ms)
         return self.to_result(self.ended, timeout_ms)
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T_co, TaskError]:
+    async def get_async(self, timeout_ms: int | None = None) -> Result[T_co]:
         """Do what `get` does, for asyncio code."""
         if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
@@ -195,7 +195,7 @@ class TaskHandle(Generic[T_co]):
         """The broker of the app that sent the task."""
         return self._app.broker
 
-    def to_result(self, answer: WaitAnswer, timeout_ms: int | None) -> TaskResult[T_co, TaskError]:
+    def to_result(self, answer: WaitAnswer, timeout_ms: int | None) -> Result[T_co]:
         """Convert the answer of a wait with this timeout to a result."""
         match answer:
             case Ended():
@@ -203,9 +203,9 @@ class TaskHandle(Generic[T_co]):
                 if self._result is not None:
                     return self._result
                 if answer.status is TaskStatus.COMPLETED:
-                    self._result = TaskResult(ok=self._codec.decode(answer.result or "null"))
+                    self._result = Ok(self._codec.decode(answer.result or "null"))
                 elif answer.error is not None:
-                    self._result = TaskResult(err=decode_error(answer.error))
+                    self._result = Err(decode_error(answer.error))
                 else:
                     self._result = self._error(_STATUS_CODES[answer.status], f"the task is {answer.status}")
                 return self._result
@@ -221,8 +221,8 @@ class TaskHandle(Generic[T_co]):
         """A task that was just sent has not ended yet. To read its result while it is being claimed would slow down the claim."""
         return self._sent_at + self.first_read_s if time.monotonic() < self._sent_at + self.is_new_s else 0.0
 
-    def _error(self, code: OutcomeCode | RetrievalCode, message: str) -> TaskResult[T_co, TaskError]:
-        return TaskResult(err=TaskError(error_code=code, message=message, data={"task_id": self.task_id}))
+    def _error(self, code: OutcomeCode | RetrievalCode, message: str) -> Result[T_co]:
+        return Err(TaskError(error_code=code, message=message, data={"task_id": self.task_id}))
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.task_id!r})"
@@ -265,12 +265,12 @@ class Gathering(Generic[T]):
         if timeout_ms != 0 and any(handle.ended is None for handle in self._handles):
             warn_inside_task(stacklevel=4)  # the caller of the app's method
 
-    def all(self) -> list[TaskResult[T, TaskError]]:
+    def all(self) -> list[Result[T]]:
         refuse_in_event_loop("gather()", "await app.gather_async(handles)")
         missing = self._missing()
         return self._results(self._app.broker.wait(get_results, missing, self._deadline) if missing else {})
 
-    async def all_async(self) -> list[TaskResult[T, TaskError]]:
+    async def all_async(self) -> list[Result[T]]:
         missing = self._missing()
         return self._results(await self._app.broker.wait_async(get_results, missing, self._deadline) if missing else {})
 
@@ -315,7 +315,7 @@ class Gathering(Generic[T]):
             handle.ended = answer
         return list(self._by_id[answer.id])
 
-    def _results(self, futures: Mapping[TaskId, AnyFuture]) -> list[TaskResult[T, TaskError]]:
+    def _results(self, futures: Mapping[TaskId, AnyFuture]) -> list[Result[T]]:
         for future in futures.values():  # first what is known, so that it need not be read again
             if not future.exception():
                 self._take(future)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, o
 
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import Join, NodeKind, OnError, RefMode
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Result, TaskError, TaskResult
 from horsies.tasks.sender import Sender
 
 P = ParamSpec("P")
@@ -139,9 +139,9 @@ def from_node(node: AnyNode[T]) -> T:
     return cast("T", Reference(node, RefMode.VALUE))
 
 
-def result_from(node: AnyNode[T]) -> TaskResult[T, TaskError]:
+def result_from(node: AnyNode[T]) -> Result[T]:
     """Pass the TaskResult of another node, a value or an error, as an argument, also inside lists and dicts. The node waits for the other one."""
-    return cast("TaskResult[T, TaskError]", Reference(node, RefMode.RESULT))
+    return cast("Result[T]", Reference(node, RefMode.RESULT))
 
 
 def results_from(node: AnyNode[list[T]]) -> list[TaskResult[T, TaskError]]:

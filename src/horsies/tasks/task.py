@@ -20,7 +20,7 @@ from horsies.model.errors import (
     TaskTimeoutError,
 )
 from horsies.model.graph import Join, NodeKind
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Err, Ok, Result, TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
 from horsies.model.signature import ok_type
@@ -166,7 +166,7 @@ class BaseTask(Sender[P, T]):
 class Task(BaseTask[P, T]):
     """A task written as `def`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> TaskResult[T, TaskError]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result[T]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
         try:
             returned = self.function(*args, **kwargs)
@@ -180,11 +180,11 @@ class Task(BaseTask[P, T]):
 class AsyncTask(BaseTask[P, T]):
     """A task written as `async def`."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, TaskResult[T, TaskError]]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Result[T]]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
         return self._await(self.function(*args, **kwargs))
 
-    async def _await(self, coroutine: Awaitable[Any]) -> TaskResult[T, TaskError]:
+    async def _await(self, coroutine: Awaitable[Any]) -> Result[T]:
         try:
             returned = await coroutine
         except Exception as error:  # noqa: BLE001 - user code
@@ -271,12 +271,12 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _result_of_return(task: BaseTask[..., Any], returned: object) -> TaskResult[Any, TaskError]:
+def _result_of_return(task: BaseTask[..., Any], returned: object) -> Result[Any]:
     encoded = encode_result(task, returned)
-    return TaskResult(err=encoded) if isinstance(encoded, TaskError) else cast("TaskResult[Any, TaskError]", returned)
+    return Err(encoded) if isinstance(encoded, TaskError) else cast("Ok[Any]", returned)
 
 
-def _result_of_exception(task: BaseTask[..., Any], error: Exception) -> TaskResult[Any, TaskError]:
+def _result_of_exception(task: BaseTask[..., Any], error: Exception) -> Result[Any]:
     """Map an exception to an error, unless it is the soft stop of the task that makes the call.
 
     Exceptions that do not derive from Exception (KeyboardInterrupt, SystemExit, asyncio.CancelledError) are meant for this process or asyncio task, and
@@ -287,4 +287,4 @@ def _result_of_exception(task: BaseTask[..., Any], error: Exception) -> TaskResu
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
         error.__traceback__ = trace.tb_next  # omit the frame of this module
-    return TaskResult(err=unhandled_error(task, error))
+    return Err(unhandled_error(task, error))

@@ -11,7 +11,7 @@ from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
 from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.tasks.handle import deadline_from_timeout, refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName
 from horsies.workflows import control
@@ -56,7 +56,7 @@ class WorkflowHandle(Generic[Out_co]):
 
     # -- how it ends
 
-    def get(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
+    def get(self, timeout_ms: int | None = None) -> Result[Out_co]:
         """Wait for the value of the output or, without an output, the results of the last nodes by id.
 
         If the run failed, return the error of the first node that did. If it is paused, return `err(WORKFLOW_PAUSED)`. If the wait times out,
@@ -69,7 +69,7 @@ class WorkflowHandle(Generic[Out_co]):
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
-    async def get_async(self, timeout_ms: int | None = None) -> TaskResult[Out_co, TaskError]:
+    async def get_async(self, timeout_ms: int | None = None) -> Result[Out_co]:
         """The same for asyncio code."""
         futures = await self.broker.wait_async(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
         answer = futures[self.workflow_id].result()
@@ -87,19 +87,19 @@ class WorkflowHandle(Generic[Out_co]):
 
     # -- its nodes
 
-    def result_for(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+    def result_for(self, node: AnyNode[T]) -> Result[T]:
         """Return the current result of a node: `err(RESULT_NOT_READY)` while there is none."""
         return self._result_for(self._run(self._node_query(node)), node)
 
-    async def result_for_async(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+    async def result_for_async(self, node: AnyNode[T]) -> Result[T]:
         """The same for asyncio code."""
         return self._result_for(await self._run_async(self._node_query(node)), node)
 
-    def results(self) -> Mapping[str, TaskResult[Any, TaskError]]:
+    def results(self) -> Mapping[str, Result[Any]]:
         """Return the results of all nodes that have ended, by node id."""
         return self._results(self._run(partial(get_nodes, self.workflow_id, with_results=True)))
 
-    async def results_async(self) -> Mapping[str, TaskResult[Any, TaskError]]:
+    async def results_async(self) -> Mapping[str, Result[Any]]:
         """The same for asyncio code."""
         return self._results(await self._run_async(partial(get_nodes, self.workflow_id, with_results=True)))
 
@@ -177,27 +177,27 @@ class WorkflowHandle(Generic[Out_co]):
     def _node_query(self, node: AnyNode[Any]) -> Callable[[], Op[list[StoredNode]]]:
         return partial(get_nodes, self.workflow_id, self._to_node_id(node), with_results=True)
 
-    def _result_for(self, found: list[StoredNode], node: AnyNode[Any]) -> TaskResult[Any, TaskError]:
+    def _result_for(self, found: list[StoredNode], node: AnyNode[Any]) -> Result[Any]:
         if not found:
             raise NodeNotFoundError(
                 f"workflow {self.workflow_id} has no node {self._to_node_id(node)!r}, or does not exist"
             )
         return found[0].result.decode(self._registry.tasks)
 
-    def _results(self, found: list[StoredNode]) -> dict[str, TaskResult[Any, TaskError]]:
+    def _results(self, found: list[StoredNode]) -> dict[str, Result[Any]]:
         ended = [node.result for node in found if node.info.status.is_final]
         return {result.node_id: result.decode(self._registry.tasks) for result in ended}
 
-    def _last_results(self, found: list[StoredNode]) -> TaskResult[Any, TaskError]:
+    def _last_results(self, found: list[StoredNode]) -> Result[Any]:
         # Every workflow has a last node. If there is none, retention has deleted the run since the wait ended.
-        return TaskResult(ok=self._results(found)) if found else self._to_result(NoRunEnd.UNKNOWN, None)
+        return Ok(self._results(found)) if found else self._to_result(NoRunEnd.UNKNOWN, None)
 
-    def _to_result(self, answer: RunAnswer, timeout_ms: int | None) -> TaskResult[Any, TaskError]:
+    def _to_result(self, answer: RunAnswer, timeout_ms: int | None) -> Result[Any]:
         match answer:
             case NodeResult():
                 return answer.decode(self._registry.tasks)
             case NoRunEnd.NO_OUTPUT:
-                return TaskResult(ok=None)
+                return Ok(None)
             case NoRunEnd.LIVE:
                 code, message = RetrievalCode.WAIT_TIMEOUT, f"has not ended within {timeout_ms} ms; it continues"
             case NoRunEnd.PAUSED:
@@ -205,7 +205,7 @@ class WorkflowHandle(Generic[Out_co]):
             case NoRunEnd.UNKNOWN:
                 code = RetrievalCode.WORKFLOW_NOT_FOUND
                 message = "does not exist: it was never started, is not committed yet, or was deleted by retention"
-        return TaskResult(err=TaskError(error_code=code, message=f"workflow {self.workflow_id} {message}"))
+        return Err(TaskError(error_code=code, message=f"workflow {self.workflow_id} {message}"))
 
     def __repr__(self) -> str:
         return f"WorkflowHandle({self.workflow_id!r})"

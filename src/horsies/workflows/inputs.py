@@ -15,7 +15,7 @@ from horsies.model.codec import ResultCodec, decode_error, encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, NodeStatus, RefMode, Step
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.model.signature import InjectedParameter
 from horsies.tasks.nodes import AnyNode, NodeKey, NodeName
 from horsies.tasks.task import BaseTask
@@ -59,16 +59,16 @@ class NodeResult:
                 code, message = RetrievalCode.RESULT_NOT_READY, f"is {status}: it has no result yet"
         return encode_error(TaskError(error_code=code, message=f"node {self.node_id!r} {message}"))
 
-    def decode(self, tasks: Tasks) -> TaskResult[Any, TaskError]:
+    def decode(self, tasks: Tasks) -> Result[Any]:
         """Decode by the annotation of the task that made the value, or as plain JSON if this process does not know the task."""
         if (error := self.missing_error()) is not None:
-            return TaskResult(err=decode_error(error))
+            return Err(decode_error(error))
         task = tasks.get(self.made.task_name) if self.made.task_name is not None else None
         if task is None:
             codec = ResultCodec[Any](None if self.made.task_name is None else Any)
         else:
             codec = ResultCodec[Any](list[task.value_type]) if self.made.is_list else task.result
-        return TaskResult(ok=codec.decode(self.result or "null"))
+        return Ok(codec.decode(self.result or "null"))
 
 
 class WorkflowContext:
@@ -88,7 +88,7 @@ class WorkflowContext:
         """Return whether `result_for` accepts the node: it is in `workflow_ctx_from` or, without that option, among those that this node waits for."""
         return node_id_of(node) in self._results
 
-    def result_for(self, node: AnyNode[T]) -> TaskResult[T, TaskError]:
+    def result_for(self, node: AnyNode[T]) -> Result[T]:
         """Return the result of another node. For a node that was skipped it is `err(UPSTREAM_SKIPPED)`."""
         node_id = node_id_of(node)
         if node_id not in self._results:
