@@ -43,7 +43,7 @@ def test_operators_can_read_all_of_it(everything: Everything) -> None:
         assert names <= {queue.name for queue in ops.list_queues()}
         assert names <= {worker.hostname for worker in ops.list_workers()}
         assert names <= {schedule.name for schedule in ops.list_schedules()}
-        assert names <= {run.name for run in ops.list_workflows(limit=10_000)}
+        assert names <= {run.name for run in ops.list_workflows(limit=10_000).runs}
         assert texts <= {entry.target for entry in ops.list_audit(limit=10_000)}
         assert any(child.tasks for child in ops.list_children(everything.workers["live"]))
         assert [run.outcome for run in ops.list_schedule_runs("sync stock")] == ["ENQUEUED"] * 6

@@ -91,10 +91,10 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
         raise NodeNotFoundError(f"there is no workflow {after}; give --after an id that was listed")
     now, statuses = target.ops.read_clock(), [WorkflowStatus(status) for status in filters["statuses"]]
     filters |= {"statuses": statuses, **{name: to_absolute(filters[name], now) for name in ("since", "until")}}
-    runs = target.ops.list_workflows(limit=limit + 1, after=after, **filters)
-    page, has_more = runs[:limit], len(runs) > limit
+    found = target.ops.list_workflows(limit=limit, after=after, **filters)
+    page = found.runs
     if as_json:
-        show_json({"workflows": [_run_to_json(run) for run in page], "next_after": page[-1].id if has_more else None})
+        show_json({"workflows": [_run_to_json(run) for run in page], "next_after": found.next_after})
         return
     columns = [
         Column("ID", is_id=True), Column("NAME", shrink=10), "STATUS", Column("STARTED", drop=4), Column("AGE", drop=3),
@@ -108,8 +108,8 @@ def list_(target: Horsies, *, limit: int, after: str | None, as_json: bool, **fi
         for run in page
     ]  # fmt: skip
     show_table(columns, rows, empty="no workflows")
-    if has_more:
-        click.echo(f"there are more: add --after {page[-1].id}", err=True)
+    if found.next_after:
+        click.echo(f"there are more: add --after {found.next_after}", err=True)
 
 
 @database_command(workflows.command, click.argument("workflow_id", metavar="ID"), wide_option)

@@ -9,11 +9,12 @@ from psycopg import errors
 from psycopg_pool import PoolTimeout
 
 from horsies.model.database_url import mask_passwords
-from horsies.model.errors import BrokerError, SchemaError
+from horsies.model.errors import BrokerError, NotPermittedError, SchemaError
 
 # For folders that must not import psycopg.
 DriverError: TypeAlias = psycopg.Error
 LockTimeout: TypeAlias = errors.LockNotAvailable
+DeniedError: TypeAlias = errors.InsufficientPrivilege
 
 
 class ErrorKind(Enum):
@@ -98,6 +99,8 @@ def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerErro
             "run `horsies migrate`, or start a worker once, with a user who may create them"
         )
     text = mask_passwords(str(error).strip()) or type(error).__name__
+    if isinstance(error, DeniedError):
+        return NotPermittedError(f"{server}: {text}; the database role of this process was not granted it")
     return BrokerError(
         f"{server}: {text}", retryable=classify(error) in (ErrorKind.CONTENTION, ErrorKind.CONNECTION_LOST)
     )

@@ -859,6 +859,8 @@ CREATE INDEX tasks_unknown_idx ON horsies.tasks USING btree (task_name, ((refuse
 
 CREATE INDEX worker_states_latest_idx ON horsies.worker_states USING btree (worker_id, snapshot_at DESC);
 
+CREATE INDEX workflows_created_idx ON horsies.workflows USING btree (created_at, id) WHERE (parent_node IS NULL);
+
 CREATE INDEX workflows_deadline_idx ON horsies.workflows USING btree (deadline) WHERE ((deadline IS NOT NULL) AND (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text])));
 
 CREATE INDEX workflows_ended_idx ON horsies.workflows USING btree (finished_at) WHERE ((id = root_id) AND (finished_at IS NOT NULL));

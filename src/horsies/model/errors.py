@@ -79,6 +79,13 @@ class SchemaError(BrokerError):
         super().__init__(message, retryable=False)
 
 
+class NotPermittedError(BrokerError):
+    """The database role of this process may not do this. The message names the table."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
+
+
 class UnsupportedConnectionError(HorsiesError, TypeError):
     """A send cannot use the object that was passed as `connection=`."""
 

@@ -3,8 +3,8 @@
 from horsies.ops.api import Ops, TaskView
 from horsies.ops.audit import AuditEntry
 from horsies.ops.bulk import BulkAction, BulkProgress
-from horsies.ops.statistics import ErrorGroup, MinutePoint
-from horsies.tasks.inspect import TaskFilter, TaskPage, TaskSummary
+from horsies.ops.statistics import EndedTotals, ErrorGroup, MinutePoint, TotalsOrder
+from horsies.tasks.inspect import TaskCount, TaskFilter, TaskPage, TaskSummary
 from horsies.tasks.queues import QueueSummary
 from horsies.tasks.workers import ChildState, ChildStatus, ChildTask, DeadWorker
 
@@ -16,12 +16,15 @@ __all__ = [
     "ChildStatus",
     "ChildTask",
     "DeadWorker",
+    "EndedTotals",
     "ErrorGroup",
     "MinutePoint",
     "Ops",
     "QueueSummary",
+    "TaskCount",
     "TaskFilter",
     "TaskPage",
     "TaskSummary",
     "TaskView",
+    "TotalsOrder",
 ]

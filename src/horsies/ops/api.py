@@ -26,7 +26,16 @@ from horsies.ops.audit import AuditEntry, audited, list_actions
 from horsies.ops.bulk import BulkAction
 from horsies.ops.ids import find_ids
 from horsies.ops.operation import Verb, operation
-from horsies.ops.statistics import ErrorGroup, MinutePoint, count_ended, get_error_groups, get_time_series
+from horsies.ops.statistics import (
+    EndedTotals,
+    ErrorGroup,
+    MinutePoint,
+    TotalsOrder,
+    count_ended,
+    get_error_groups,
+    get_time_series,
+    get_totals,
+)
 from horsies.schedules import control as schedules
 from horsies.schedules.control import ScheduleInfo, ScheduleRun
 from horsies.schedules.sync import prepare_schedule
@@ -37,6 +46,7 @@ from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
 from horsies.tasks.inspect import (
     FINAL,
     LIVE,
+    TaskCount,
     TaskDetail,
     TaskFilter,
     TaskInfo,
@@ -51,13 +61,14 @@ from horsies.tasks.unknown import UnknownTasks
 from horsies.tasks.workers import ChildState, DeadWorker, to_worker_id
 from horsies.workflows import control as workflow_control
 from horsies.workflows import inspect as workflow_inspect
-from horsies.workflows.inspect import RunSummary, RunTree, WorkflowRun
+from horsies.workflows.inspect import RunSummary, RunTree, WorkflowPage
 from horsies.workflows.render import States
 
 if TYPE_CHECKING:
     from horsies.doctor.findings import CheckContext, Finding
 
 MAX_PAGE = 10_000
+MAX_SLOTS = 1_000
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
 LEFT = "LEFT"  # a task that started before it could be cancelled
@@ -135,10 +146,17 @@ class Ops:
 
     @operation
     def count_tasks(self, filters: TaskFilter | None = None) -> Verb[int]:
-        """Count the matching tasks. With few conditions this reads them all: give `since`."""
+        """Count all matching tasks, in steps. With few conditions this reads all tasks: `preview_count` is for screens, and `since` skips days."""
         return partial(inspect.count_tasks, filters or TaskFilter())
 
     count_tasks_async = count_tasks.for_asyncio
+
+    @operation
+    def preview_count(self, filters: TaskFilter | None = None) -> Verb[TaskCount]:
+        """Count the matching tasks among the newest ones, as many as a page reads. `is_complete` says whether these are all."""
+        return partial(inspect.count_newest, filters or TaskFilter())
+
+    preview_count_async = preview_count.for_asyncio
 
     @operation
     def show_task(
@@ -214,16 +232,18 @@ class Ops:
 
         return self._bulk(filters, act, "purge tasks", FINAL, default=FINAL)
 
+    def retry_error_group(self, group: ErrorGroup, *, force: bool = False) -> BulkAction:
+        """Retry the failures of an error group, exactly: those that `group.to_filter()` selects. A filter can list, count and purge them, too."""
+        return self.retry_matching(group.to_filter(), force=force)
+
     @operation
     def get_statuses(self, task_ids: Sequence[str]) -> Verb[Mapping[TaskId, TaskStatus | None]]:
         """Read the statuses of these tasks; None for those that do not exist."""
         ids = [to_task_id(task_id) for task_id in task_ids]
 
         def run() -> Op[Mapping[TaskId, TaskStatus | None]]:
-            statuses: dict[TaskId, TaskStatus | None] = {}
-            for task_id in ids:
-                statuses[task_id] = yield from inspect.get_status(task_id)
-            return statuses
+            found = yield from inspect.get_statuses(ids)
+            return {task_id: found.get(task_id) for task_id in ids}
 
         return run
 
@@ -384,17 +404,24 @@ class Ops:
         *,
         statuses: Sequence[WorkflowStatus] = (),
         name: str | None = None,
+        error_code: str | None = None,
+        message: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 50,
         after: str | None = None,
-    ) -> Verb[list[WorkflowRun]]:
-        """List runs of workflows that are not part of another one, newest first. `after` is the last id of the previous page."""
+    ) -> Verb[WorkflowPage]:
+        """List runs of workflows that are not part of another one, newest first. `after` is the `next_after` of the previous page.
+
+        `error_code` and `message` (text that it contains, in upper or lower case) refer to the error of the run.
+        """
         return partial(
             workflow_inspect.list_runs,
             limit=max(1, min(limit, MAX_PAGE)),
             statuses=statuses,
             name=name,
+            error_code=error_code,
+            message=message,
             since=since,
             until=until,
             after=after,
@@ -488,6 +515,16 @@ class Ops:
     list_schedule_runs_async = list_schedule_runs.for_asyncio
 
     @operation
+    def next_slots(self, name: str, *, count: int = 5) -> Verb[Sequence[datetime]]:
+        """Return when a schedule is due next, up to 1 000 times; none if it does not exist, is paused or is disabled.
+
+        Raises ValueError for a pattern or a time zone that this process does not know.
+        """
+        return partial(schedules.get_next_slots, name, max(0, min(count, MAX_SLOTS)))
+
+    next_slots_async = next_slots.for_asyncio
+
+    @operation
     def pause_schedule(self, name: str) -> Verb[bool]:
         """Stop enqueuing tasks of this schedule until it is resumed. Returns whether it exists."""
         return audited(self.actor, "pause schedule", name, partial(schedules.pause_schedule, name))
@@ -562,6 +599,26 @@ class Ops:
         return partial(count_ended, minutes, queue_name, task_name)
 
     count_ended_async = count_ended.for_asyncio
+
+    @operation
+    def queue_totals(self, *, minutes: int = 60) -> Verb[list[EndedTotals]]:
+        """Sum up what ended in the last minutes (up to a day) by queue: counts, and percentiles of how long tasks waited and ran."""
+        return partial(get_totals, minutes, by_queue=True)
+
+    queue_totals_async = queue_totals.for_asyncio
+
+    @operation
+    def task_totals(
+        self,
+        *,
+        minutes: int = 60,
+        queue_name: str | None = None,
+        order: TotalsOrder = TotalsOrder.COUNT,
+    ) -> Verb[list[EndedTotals]]:
+        """Sum up what ended in the last minutes (up to a day) by task: those that ended, failed, or took most come first."""
+        return partial(get_totals, minutes, by_queue=False, queue_name=queue_name, order=order)
+
+    task_totals_async = task_totals.for_asyncio
 
     @operation
     def error_groups(

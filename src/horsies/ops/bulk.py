@@ -14,7 +14,7 @@ from horsies.db.statement import Op
 from horsies.ops.audit import begin_action, end_action
 from horsies.ops.operation import Verb
 from horsies.tasks.ids import new_task_id
-from horsies.tasks.inspect import TaskFilter, TaskPage, TaskSummary, list_all_tasks
+from horsies.tasks.inspect import TaskCount, TaskFilter, TaskPage, TaskSummary, count_newest, list_all_tasks
 
 BATCH = 1_000
 
@@ -52,6 +52,16 @@ class BulkAction:
 
     def __aiter__(self) -> AsyncIterator[BulkProgress]:
         return self._steps()
+
+    def preview(self) -> TaskCount:
+        """Count what is selected, among as many tasks as one page reads: `is_complete` says whether these are all."""
+        verb = partial(count_newest, self.filters)
+        return self.broker.run(verb, again=verb)
+
+    async def preview_async(self) -> TaskCount:
+        """The same for asyncio code."""
+        verb = partial(count_newest, self.filters)
+        return await self.broker.run_async(verb, again=verb)
 
     def run(self) -> BulkProgress:
         """Act on all matching tasks, and return the totals."""

@@ -8,13 +8,15 @@ A task counts in the minute in which it ended. If it is retried or deleted more 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
 from hashlib import sha256
 
 from horsies.db.statement import Op, load, plan_for_values
 from horsies.model.status import TaskStatus
+from horsies.tasks.inspect import TaskFilter
 
 MAX_MINUTES = 24 * 60
 MAX_TAIL, MAX_FAILURES = 20_000, 5_000
@@ -70,6 +72,66 @@ class ErrorGroup:
         """Eight hexadecimal digits that follow from the task, the code and the message, so that the group has the same id tomorrow."""
         return sha256(json.dumps([self.task_name, self.error_code, self.message]).encode()).hexdigest()[:8]
 
+    def to_filter(self) -> TaskFilter:
+        """Return the filter that selects exactly these failures, in the time from the first to the last of them.
+
+        Raises ValueError for the group without a name, which has the rest of minutes with too many kinds of errors.
+        """
+        if not self.task_name:
+            raise ValueError(
+                "this group has the rest of many kinds of errors, and no common name; choose by error code or time"
+            )
+        return TaskFilter(
+            statuses=[TaskStatus.FAILED],
+            task_name=self.task_name,
+            error_code=self.error_code,
+            error_summary=self.message,
+            since=self.first_at,
+            until=self.last_at + timedelta(microseconds=1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTotals:
+    """The tasks of one queue, or of one name, that ended in a time; and how long they waited and ran, as in `MinutePoint`."""
+
+    name: str
+    """Empty for the rest of minutes with too many queues and tasks."""
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    retried: int
+    wait_p50_ms: float | None
+    wait_p95_ms: float | None
+    run_p50_ms: float | None
+    run_p95_ms: float | None
+    run_total_s: float
+    """How long they ran in all, estimated from a histogram: the true value is between half of it and twice it."""
+    is_complete: bool
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed + self.cancelled + self.expired
+
+
+class TotalsOrder(StrEnum):
+    """Which totals come first."""
+
+    COUNT = "count"
+    FAILURES = "failures"
+    DURATION = "duration"
+    """The 95th percentile of how long they ran."""
+    RUN_TOTAL = "run_total"
+
+
+_ORDERS: Mapping[TotalsOrder, Callable[[EndedTotals], float]] = {
+    TotalsOrder.COUNT: lambda totals: totals.ended,
+    TotalsOrder.FAILURES: lambda totals: totals.failed,
+    TotalsOrder.DURATION: lambda totals: totals.run_p95_ms or 0,
+    TotalsOrder.RUN_TOTAL: lambda totals: totals.run_total_s,
+}
+
 
 def get_time_series(minutes: int, queue_name: str | None = None, task_name: str | None = None) -> Op[list[MinutePoint]]:
     """Return a point for each of the last minutes, oldest first; the last one is the current minute."""
@@ -93,6 +155,24 @@ def count_ended(
         TaskStatus.CANCELLED: sum(point.cancelled for point in points),
         TaskStatus.EXPIRED: sum(point.expired for point in points),
     }
+
+
+def get_totals(
+    minutes: int, *, by_queue: bool, queue_name: str | None = None, order: TotalsOrder = TotalsOrder.COUNT
+) -> Op[list[EndedTotals]]:
+    """Return the totals of the last minutes by queue or by task, the greatest first."""
+    window = max(1, min(minutes, MAX_MINUTES))
+    query = SQL["get_totals"](minutes=window, by_queue=by_queue, queue_name=queue_name, limit=MAX_TAIL)
+    totals: list[EndedTotals] = []
+    for *counts, waited, ran, is_complete in (yield from plan_for_values(query)):
+        percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
+        totals.append(EndedTotals(*counts, *percentiles, run_total_s=_estimate_total_s(ran), is_complete=is_complete))
+    return sorted(totals, key=lambda each: (-_ORDERS[order](each), each.name))
+
+
+def _estimate_total_s(histogram: Sequence[int] | None) -> float:
+    """Take each task for three quarters of the upper limit of its bucket."""
+    return sum(count * 0.75 * 2.0**bucket for bucket, count in enumerate(histogram or ())) / 1000
 
 
 def get_error_groups(hours: float, limit: int, task_name: str | None = None) -> Op[list[ErrorGroup]]:

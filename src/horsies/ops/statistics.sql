@@ -15,10 +15,8 @@ clock as materialized (
     from date_trunc('minute', statement_timestamp()) as now (minute)
 )
 
--- name: get_time_series
--- One row for each minute. The tasks since the last roll-up are read from `finished`, newest first and up to a limit, before they are filtered. All in one
--- statement, so that a roll-up under way neither hides a minute nor counts it twice.
-with {clock},
+-- fragment: newest_tasks
+-- What has ended since the last roll-up, newest first and up to a limit, before it is filtered.
 newest_tasks as materialized (
     select
         finished.finished_at,
@@ -40,7 +38,26 @@ newest_tasks as materialized (
 unread as materialized (
     select case when count(*) >= %(limit)s::integer then date_trunc('minute', min(newest_tasks.finished_at)) end as minute
     from newest_tasks
-),
+)
+
+-- fragment: summed_histograms
+array[
+    sum(waited[1]), sum(waited[2]), sum(waited[3]), sum(waited[4]), sum(waited[5]), sum(waited[6]), sum(waited[7]), sum(waited[8]),
+    sum(waited[9]), sum(waited[10]), sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]), sum(waited[16]),
+    sum(waited[17]), sum(waited[18]), sum(waited[19]), sum(waited[20]), sum(waited[21]), sum(waited[22]), sum(waited[23]), sum(waited[24]),
+    sum(waited[25]), sum(waited[26]), sum(waited[27])
+],
+array[
+    sum(ran[1]), sum(ran[2]), sum(ran[3]), sum(ran[4]), sum(ran[5]), sum(ran[6]), sum(ran[7]), sum(ran[8]), sum(ran[9]), sum(ran[10]),
+    sum(ran[11]), sum(ran[12]), sum(ran[13]), sum(ran[14]), sum(ran[15]), sum(ran[16]), sum(ran[17]), sum(ran[18]), sum(ran[19]),
+    sum(ran[20]), sum(ran[21]), sum(ran[22]), sum(ran[23]), sum(ran[24]), sum(ran[25]), sum(ran[26]), sum(ran[27])
+]
+
+-- name: get_time_series
+-- One row for each minute. The tasks since the last roll-up are read from `finished`, newest first and up to a limit, before they are filtered. All in one
+-- statement, so that a roll-up under way neither hides a minute nor counts it twice.
+with {clock},
+{newest_tasks},
 tail_groups as (
     select
         date_trunc('minute', newest_tasks.finished_at) as minute,
@@ -74,17 +91,7 @@ ended_tasks as (
         sum(cancelled),
         sum(expired),
         sum(retried),
-        array[
-            sum(waited[1]), sum(waited[2]), sum(waited[3]), sum(waited[4]), sum(waited[5]), sum(waited[6]), sum(waited[7]), sum(waited[8]),
-            sum(waited[9]), sum(waited[10]), sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]), sum(waited[16]),
-            sum(waited[17]), sum(waited[18]), sum(waited[19]), sum(waited[20]), sum(waited[21]), sum(waited[22]), sum(waited[23]), sum(waited[24]),
-            sum(waited[25]), sum(waited[26]), sum(waited[27])
-        ],
-        array[
-            sum(ran[1]), sum(ran[2]), sum(ran[3]), sum(ran[4]), sum(ran[5]), sum(ran[6]), sum(ran[7]), sum(ran[8]), sum(ran[9]), sum(ran[10]),
-            sum(ran[11]), sum(ran[12]), sum(ran[13]), sum(ran[14]), sum(ran[15]), sum(ran[16]), sum(ran[17]), sum(ran[18]), sum(ran[19]),
-            sum(ran[20]), sum(ran[21]), sum(ran[22]), sum(ran[23]), sum(ran[24]), sum(ran[25]), sum(ran[26]), sum(ran[27])
-        ]
+        {summed_histograms}
     from {schema}.task_minutes
     where minute >= (select clock.first from clock)
     and minute < (select clock.since from clock)
@@ -107,6 +114,61 @@ cross join unread
 cross join lateral generate_series(clock.first, clock.last, interval '1 minute') as point (minute)
 left join ended_tasks on ended_tasks.minute = point.minute
 order by point.minute;
+
+-- name: get_totals
+-- One row for each queue or task that ended a task in the window.
+with {clock},
+{newest_tasks},
+tail_groups as (
+    select
+        left(case when %(by_queue)s::boolean then newest_tasks.queue_name else newest_tasks.task_name end, 200) as name,
+        newest_tasks.status,
+        {schema}.duration_bucket(newest_tasks.enqueued_at, newest_tasks.started_at) as waited,
+        {schema}.duration_bucket(newest_tasks.started_at, newest_tasks.finished_at) as ran,
+        count(*) as count,
+        sum(greatest(1, least(newest_tasks.attempts, 1000)) - 1) as retried
+    from newest_tasks
+    where (%(queue_name)s::text is null or left(newest_tasks.queue_name, 200) = left(%(queue_name)s::text, 200))
+    group by 1, 2, 3, 4
+),
+parts as (
+    select
+        name,
+        coalesce(sum(count) filter (where status = 'COMPLETED'), 0) as completed,
+        coalesce(sum(count) filter (where status = 'FAILED'), 0) as failed,
+        coalesce(sum(count) filter (where status = 'CANCELLED'), 0) as cancelled,
+        coalesce(sum(count) filter (where status = 'EXPIRED'), 0) as expired,
+        sum(retried) as retried,
+        {schema}.histogram(array_agg(waited), array_agg(count))::bigint[] as waited,
+        {schema}.histogram(array_agg(ran), array_agg(count))::bigint[] as ran
+    from tail_groups
+    group by name
+    union all
+    select
+        case when %(by_queue)s::boolean then queue_name else task_name end,
+        sum(completed),
+        sum(failed),
+        sum(cancelled),
+        sum(expired),
+        sum(retried),
+        {summed_histograms}
+    from {schema}.task_minutes
+    where minute >= (select clock.first from clock)
+    and minute < (select clock.since from clock)
+    and (%(queue_name)s::text is null or queue_name = left(%(queue_name)s::text, 200))
+    group by 1
+)
+select
+    name,
+    sum(completed)::bigint,
+    sum(failed)::bigint,
+    sum(cancelled)::bigint,
+    sum(expired)::bigint,
+    sum(retried)::bigint,
+    {summed_histograms},
+    (select count(*) < %(limit)s::integer from newest_tasks)
+from parts
+group by name;
 
 -- name: get_error_groups
 with {clock},

@@ -6,7 +6,7 @@ slot once, whichever apps share the schema. Like the storing of declarations, a 
 second is refused. The history of a schedule that is removed stays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -230,6 +230,12 @@ def get_schedules(
     """Read the stored schedules, by name."""
     query = SQL["get_schedules"](name=name, task_name=task_name, queue_name=queue_name)
     return [ScheduleInfo(*row) for row in (yield from rows(query))]
+
+
+def get_next_slots(name: str, count: int) -> Op[Sequence[datetime]]:
+    """Return the next slots of a schedule that is active."""
+    found = yield from get_schedules(name)
+    return [slot for info in found if info.state is ScheduleState.ACTIVE for slot in info.next_slots(count)]
 
 
 def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:

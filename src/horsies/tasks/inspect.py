@@ -9,11 +9,12 @@ succeeded have an index of their own, and so do those of a workflow, a schedule 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from horsies.db.statement import Op, Query, execute, load, one, plan_for_values, rows
+from horsies.db.errors import DeniedError
+from horsies.db.statement import Op, Query, Rows, execute, load, one, plan_for_values, rows
 from horsies.model.codec import decode_error
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError
@@ -27,10 +28,12 @@ LIVE = tuple(status for status in TaskStatus if not status.is_final)
 _ID_DIGITS = 32  # hexadecimal digits of a UUID
 
 SQL = load(__file__)
-MAX_SCANNED = 2_000
+MAX_SCANNED = 1_000
 """How many rows of each table one statement of a list reads."""
 MAX_COUNTED = 20_000
 """The same for one step of a count."""
+MAX_PREVIEWED = 5_000
+"""The same for a preview."""
 MAX_MESSAGE = 200  # characters
 
 
@@ -96,6 +99,12 @@ class WorkerState:
 def get_status(task_id: TaskId) -> Op[TaskStatus | None]:
     row = yield from one(SQL["get_status"](id=task_id))
     return None if row is None else TaskStatus(row[0])
+
+
+def get_statuses(task_ids: Sequence[TaskId]) -> Op[Mapping[TaskId, TaskStatus]]:
+    """Return the statuses of those that exist."""
+    found = yield from rows(SQL["get_statuses"](ids=list(task_ids)))
+    return {task_id: TaskStatus(status) for task_id, status in found}
 
 
 def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
@@ -238,6 +247,11 @@ def list_tasks(
 ) -> Op[TaskPage]:
     """List the newest tasks, or those after the last one of the previous page."""
     found = yield from plan_for_values(list_tasks_query(filters, limit + 1, after, scanned))
+    page = _to_page(found, limit)
+    return replace(page, tasks=(yield from _name_nodes([*page.tasks])))
+
+
+def _to_page(found: Rows, limit: int) -> TaskPage:
     tasks: list[TaskSummary] = []
     for is_match, is_last, *row in found:
         if is_match and len(tasks) == limit:
@@ -260,8 +274,23 @@ def list_all_tasks(filters: TaskFilter, *, limit: int, after: TaskId | None = No
             return TaskPage(tasks, after)
 
 
+@dataclass(frozen=True, slots=True)
+class TaskCount:
+    """How many tasks match. If it is not complete, there may be more among the older ones, which were not read."""
+
+    count: int
+    is_complete: bool
+
+
+def count_newest(filters: TaskFilter) -> Op[TaskCount]:
+    """Count the matches among the newest rows, as many as one page may read."""
+    query = list_tasks_query(filters, None, None, MAX_PREVIEWED, counted=True)
+    ((found, after),) = yield from plan_for_values(query)
+    return TaskCount(found, after is None)
+
+
 def count_tasks(filters: TaskFilter) -> Op[int]:
-    """Count in steps, each of which reads a bounded number of rows."""
+    """Count all of them, in steps, each of which reads a bounded number of rows."""
     count, after = 0, None
     while True:
         query = list_tasks_query(filters, None, after, MAX_COUNTED, counted=True)
@@ -273,7 +302,21 @@ def count_tasks(filters: TaskFilter) -> Op[int]:
 
 def list_running(limit: int) -> Op[list[TaskSummary]]:
     """List the running tasks, those that have run for the longest first."""
-    return [_to_summary(row) for _, _, *row in (yield from rows(SQL["list_running"](limit=limit)))]
+    found = yield from rows(SQL["list_running"](limit=limit))
+    return (yield from _name_nodes([_to_summary(row) for _, _, *row in found]))
+
+
+def _name_nodes(tasks: list[TaskSummary]) -> Op[list[TaskSummary]]:
+    """Replace the ids of nodes by their names. A role that may not read the nodes gets none."""
+    ids = [task.node_id for task in tasks if task.node_id is not None]
+    if not ids:
+        return tasks
+    try:
+        names = dict((yield from rows(SQL["get_node_names"](ids=ids))))
+    except DeniedError:
+        yield from rows(SQL["roll_back_read"]())
+        names = {}
+    return [task if task.node_id is None else replace(task, node_id=names.get(task.node_id)) for task in tasks]
 
 
 def _to_summary(row: Sequence[Any]) -> TaskSummary:
@@ -338,6 +381,7 @@ def list_tasks_query(
         "statuses": [status.value for status in filters.statuses] or None,
         "ids": None if filters.ids is None else list(filters.ids),
         "message": filters.message and json.dumps(filters.message, ensure_ascii=False)[1:-1],
+        "is_ascii": filters.message is not None and filters.message.isascii(),
     }
     if limit is not None and filters == TaskFilter():
         scanned = min(scanned, limit)  # every row matches

@@ -36,7 +36,8 @@ select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempt
         %(message)s::text is null
         -- Whether a message contains a text would tell what is in it.
         or task.is_sensitive is not true and case
-            when strpos(lower(left(last.error::text, 5000)), lower(%(message)s::text)) > 0
+            -- In ASCII, ten times as fast.
+            when not %(is_ascii)s::boolean or strpos(lower(left(last.error::text, 5000) collate "C"), lower(%(message)s::text collate "C")) > 0
             then strpos(lower({schema}.error_message(last.error)), lower(%(message)s::text)) > 0
         end
     )
@@ -60,7 +61,7 @@ case
     when found.status = 'RUNNING' and isfinite(found.started_at)
     then extract(epoch from greatest(clock_timestamp() - found.started_at, interval '0'))::float8
 end,
-(select nodes.node_id from {schema}.nodes where nodes.id = found.node_id),
+found.node_id::text,
 coalesce(found.is_sensitive, false), found.child_deaths
 
 -- name: get_status
@@ -68,6 +69,19 @@ coalesce(found.is_sensitive, false), found.child_deaths
 select case when status in ('PENDING', 'CLAIMED') and good_until <= statement_timestamp() then 'EXPIRED' else status end
 from {schema}.all_tasks
 where id = %(id)s::uuid;
+
+-- name: get_statuses
+-- One by one: `id = any(...)` may read whole partitions that were not analysed yet.
+select wanted.id::text, task.status
+from unnest(%(ids)s::uuid[]) as wanted (id)
+cross join lateral (
+    select
+        case when all_tasks.status in ('PENDING', 'CLAIMED') and all_tasks.good_until <= statement_timestamp() then 'EXPIRED' else all_tasks.status end
+            as status
+    from {schema}.all_tasks
+    where all_tasks.id = wanted.id
+    limit 1
+) as task;
 
 -- name: get_info
 select
@@ -111,7 +125,10 @@ limit %(limit)s::integer;
                 tasks.failed_attempts, tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.is_sensitive, {live_status} as status,
                 row_number() over (order by tasks.id desc) = %(scanned)s::bigint as is_last
             from (
-                select *
+                -- Not `*`: a role may be allowed to read some columns only.
+                select
+                    id, task_name, queue_name, priority, status, attempts, claim_no, sent_at, enqueued_at, started_at, claimed_by, good_until,
+                    failed_attempts, child_deaths, root_id, node_id, is_sensitive
                 from {schema}.tasks
                 where %(live)s::boolean
                 -- They have an index of their own, whose size does not depend on the backlog. So have those that were tried before, and those that can expire.
@@ -138,7 +155,9 @@ limit %(limit)s::integer;
                 null::json[] as failed_attempts, 0 as child_deaths, finished.root_id, finished.node_id, finished.is_sensitive, finished.status,
                 row_number() over (order by finished.id desc) = %(scanned)s::bigint as is_last
             from (
-                select *
+                select
+                    id, task_name, queue_name, priority, status, attempts, claim_no, sent_at, enqueued_at, started_at, finished_at, claimed_by,
+                    error_code, error, root_id, node_id, is_sensitive
                 from {schema}.finished
                 where %(finished)s::boolean
                 -- These are few, and have an index of their own.
@@ -287,6 +306,15 @@ found as materialized (select found.id, found.is_match, found.is_last from {sele
 select count(*) filter (where found.is_match and (last.id is null or found.id >= last.id)), max(last.id::text)
 from (select max(found.id::text)::uuid as id from found where found.is_last) as last
 left join found on true;
+
+-- name: get_node_names
+select nodes.id::text, nodes.node_id
+from {schema}.nodes
+where nodes.id = any(%(ids)s::uuid[]);
+
+-- name: roll_back_read
+-- After a statement that was refused. Outside a transaction, this is only a warning.
+rollback;
 
 -- name: list_running
 -- From the index of tasks in flight, whose size does not depend on the backlog.

@@ -1,7 +1,8 @@
 """Read the state of runs, for handles, the command line and `horsies doctor`. Nothing here changes a run."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,9 @@ from horsies.model.task import TaskId, TaskOptions
 from horsies.tasks.inspect import decode_stored_error
 from horsies.workflows.inputs import NodeResult
 from horsies.workflows.render import NodePath, States
+
+MAX_SCANNED = 2_000
+"""How many runs one page of a list reads."""
 
 SQL = load(__file__)
 
@@ -137,6 +141,8 @@ class WorkflowRun:
     deadline: datetime | None
     left: int
     error: TaskError | None
+    node_counts: Mapping[NodeStatus, int] = field(default_factory=dict[NodeStatus, int])
+    """In a list: the number of its nodes by status, of the first 1 000, without those of sub-workflows and maps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +180,53 @@ class RunTree:
     nodes: Sequence[RunNode]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkflowPage:
+    """A part of a list of runs. `next_after` is the `after` of the next page; None if this is the last one."""
+
+    runs: Sequence[WorkflowRun]
+    next_after: str | None
+    is_complete: bool = True
+    """False: so many runs were read that did not match that the search was stopped before the page was full. It continues with `next_after`."""
+    searched_until: datetime | None = None
+    """If it is not complete: all runs that were created since then were searched."""
+
+
 def list_runs(
     *,
     limit: int,
     statuses: Sequence[WorkflowStatus] = (),
     name: str | None = None,
+    error_code: str | None = None,
+    message: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: str | None = None,
-) -> Op[list[WorkflowRun]]:
-    """Return root runs, newest first. `after` is the last id of the previous page."""
-    status_names = [status.value for status in statuses] or None
-    query = SQL["list_runs"](statuses=status_names, name=name, since=since, until=until, after=after, limit=limit)
-    return [_to_run(row) for row in (yield from plan_for_values(query))]
+) -> Op[WorkflowPage]:
+    """Return root runs, newest first."""
+    query = SQL["list_runs"](
+        statuses=[status.value for status in statuses] or None,
+        live=bool(statuses) and {*statuses} <= {WorkflowStatus.RUNNING, WorkflowStatus.PAUSED},
+        name=name,
+        error_code=error_code,
+        message=message and json.dumps(message, ensure_ascii=False)[1:-1],
+        since=since,
+        until=until,
+        after=after,
+        limit=limit + 1,
+        scanned=MAX_SCANNED,
+    )
+    runs: list[WorkflowRun] = []
+    for is_match, is_last, *row, counts in (yield from plan_for_values(query)):
+        run = _to_run(row)
+        if is_match and len(runs) == limit:
+            return WorkflowPage(runs, runs[-1].id)
+        if is_match:
+            runs.append(replace(run, node_counts={NodeStatus(status): count for status, count in counts.items()}))
+        is_over = since is not None and run.created_at < since  # older ones do not match either
+        if is_last and not is_over:
+            return WorkflowPage(runs, run.id, is_complete=False, searched_until=run.created_at)
+    return WorkflowPage(runs, None)
 
 
 def get_run_summary(workflow_id: str) -> Op[RunSummary | None]:

@@ -122,20 +122,63 @@ and not workflows.is_map
 order by cardinality(workflows.ancestors) desc, nodes.index;
 
 -- name: list_runs
--- Root runs only, not those of sub-workflows and maps; newest first.
-select id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text
-from {schema}.workflows
-where parent_node is null
-and (%(statuses)s::text[] is null or status = any(%(statuses)s::text[]))
-and (%(name)s::text is null or name = %(name)s::text)
-and (%(since)s::timestamptz is null or created_at >= %(since)s::timestamptz)
-and (%(until)s::timestamptz is null or created_at < %(until)s::timestamptz)
-and (
-    %(after)s::uuid is null
-    or (created_at, id) < (select last.created_at, last.id from {schema}.workflows as last where last.id = %(after)s::uuid)
-)
-order by created_at desc, id desc
-limit %(limit)s::integer;
+-- Root runs only, not those of sub-workflows and maps; newest first. At most `scanned` runs are read, whether they match or not; the last of these is returned
+-- with `is_last`. Of each run at most 1 000 nodes are counted.
+select
+    found.is_match, found.is_last,
+    found.id::text, found.name, found.status, found.created_at, found.started_at, found.finished_at, found.deadline, found.unresolved, found.error::text,
+    case when found.is_match then (
+        select coalesce(json_object_agg(counts.status, counts.count), '{}')
+        from (
+            select few.status, count(*) as count
+            from (
+                select nodes.status
+                from {schema}.nodes
+                where nodes.workflow_id = found.id
+                order by nodes.index
+                limit 1000
+            ) as few
+            group by few.status
+        ) as counts
+    ) end
+from (
+    select
+        run.*,
+        (
+            (%(statuses)s::text[] is null or run.status = any(%(statuses)s::text[]))
+            and (%(name)s::text is null or run.name = %(name)s::text)
+            and (%(since)s::timestamptz is null or run.created_at >= %(since)s::timestamptz)
+            and (%(until)s::timestamptz is null or run.created_at < %(until)s::timestamptz)
+            and (
+                %(error_code)s::text is null
+                -- Cut out of JSON as text, because JSON with \u0000 cannot be parsed here.
+                or substring(left(run.error::text, 1000) from '"error_code"\s*:\s*("(?:[^"\\]|\\.)*")') = to_json(%(error_code)s::text)::text
+            )
+            and (%(message)s::text is null or strpos(lower({schema}.error_message(run.error)), lower(%(message)s::text)) > 0)
+        ) is true as is_match
+    from (
+        select
+            newest.*,
+            row_number() over (order by newest.created_at desc, newest.id desc) = %(scanned)s::bigint as is_last
+        from (
+            select id, name, status, created_at, started_at, finished_at, deadline, unresolved, error
+            from {schema}.workflows
+            where parent_node is null
+            and (not %(live)s::boolean or status in ('RUNNING', 'PAUSED'))
+            and (%(until)s::timestamptz is null or created_at < %(until)s::timestamptz)
+            and (
+                %(after)s::uuid is null
+                or (created_at, id) < (select last.created_at, last.id from {schema}.workflows as last where last.id = %(after)s::uuid)
+            )
+            order by created_at desc, id desc
+            limit %(scanned)s::bigint
+        ) as newest
+    ) as run
+) as found
+where found.is_match
+or found.is_last
+order by found.created_at desc, found.id desc
+limit %(limit)s::bigint;
 
 -- name: get_run
 select

@@ -907,6 +907,9 @@ create index workflows_paused_idx on {schema}.workflows (id)
 -- Runs with a deadline.
 create index workflows_deadline_idx on {schema}.workflows (deadline)
     where deadline is not null and status in ('RUNNING', 'PAUSED');
+-- Lists of root runs, newest first.
+create index workflows_created_idx on {schema}.workflows (created_at, id)
+    where parent_node is null;
 -- Retention: trees by the end of their root run.
 create index workflows_ended_idx on {schema}.workflows (finished_at)
     where id = root_id and finished_at is not null;
