@@ -96,9 +96,9 @@ def check_unknown(context: CheckContext) -> Op[list[Finding]]:
     findings: list[Finding] = []
     for tasks in unknown:
         count = f"{tasks.count} or more" if tasks.count >= LIMIT else f"{tasks.count}"
-        reason = "can read their arguments" if tasks.is_refused else "knows this task"
-        one = tasks.count == 1
-        seen = f"{count} task{'' if one else 's'} named {tasks.task_name!r} wait{'s' if one else ''} since {format_clock(tasks.since)}: no live worker {reason}"
+        what = "can read the arguments of" if tasks.is_refused else "knows"
+        verb = "waits" if tasks.count == 1 else "wait"
+        seen = f"no live worker {what} task {tasks.task_name!r}: {count} {verb} since {format_clock(tasks.since)}"
         data = {"task_name": tasks.task_name, "count": tasks.count, "since": tasks.since.isoformat()}
         code = FindingCode.TASKS_CHANGED if tasks.is_refused else FindingCode.TASKS_UNKNOWN
         is_long = (now - tasks.since).total_seconds() > context.max_unknown_s
@@ -276,9 +276,9 @@ def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:
     findings: list[Finding] = []
     for (name, node, code, reason), alike in groups.items():
         root, since = alike[0][0], alike[0][6]
-        more = f"; {len(alike) - 1} more of its runs likewise" if len(alike) > 1 else ""
+        more = f", and {len(alike) - 1} more runs likewise" if len(alike) > 1 else ""
         at = f" since {format_clock(since)}" if since else ""
-        seen = f"workflow {name!r} ({root}) has been paused{at} because node {node!r} failed: {reason}{more}"
+        seen = f"workflow {name!r} is paused because its node {node!r} failed: {reason}; run {root}{at}{more}"
         ids = [row[0] for row in alike]
         data = {"workflow_id": root, "workflow": name, "node": node, "error_code": code, "count": len(ids)}
         findings.append(Finding(FindingCode.WORKFLOW_PAUSED_BY_ERROR, seen, {**data, "workflow_ids": ids[:MAX_LISTED]}))
@@ -300,9 +300,16 @@ def check_failing_schedules(_context: CheckContext) -> Op[list[Finding]]:
     findings: list[Finding] = []
     for each in (yield from get_failing_schedules(MAX_PAUSED)):
         reason = ": ".join(word for word in (each.error_code, each.message) if word)
+        times = "once" if each.failures_in_a_row == 1 else f"{each.failures_in_a_row} times in a row"
+        since = "" if each.since is None else f" since {format_clock(each.since)}"
         success = "none of its newest runs has succeeded" if each.never_succeeded else "it has succeeded before"
-        seen = f"schedule {each.name!r} of task {each.task_name!r} failed {each.failures_in_a_row} times in a row ({success}): {reason}"
-        data = {"schedule": each.name, "failures_in_a_row": each.failures_in_a_row, "error_code": each.error_code}
+        seen = f"schedule {each.name!r} failed {times}: {reason}; it runs task {each.task_name!r}, which fails{since}, and {success}"
+        data = {
+            "schedule": each.name,
+            "failures_in_a_row": each.failures_in_a_row,
+            "error_code": each.error_code,
+            "since": each.since and each.since.isoformat(),
+        }
         findings.append(Finding(FindingCode.SCHEDULE_FAILING, seen, data))
     return findings
 

@@ -1,7 +1,3 @@
--- fragment: error_message
--- Found in the text, because JSON with \u0000 cannot be parsed here; so it still has the escapes of JSON.
-left(substring(left(item.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000)
-
 -- name: get_orphans
 -- Orphans that the maintenance leader, which checks every second, should have rescued long ago. A hand-written row may have no claim time,
 -- and the difference of now and an infinite time is undefined before PostgreSQL 17.
@@ -124,7 +120,7 @@ crash as (
         from (
             select parts.*, parts.message like 'worker %% died while it ran this task%' as of_worker
             from (
-                select number, {error_message} as message, right(item.error::text, 400) as tail
+                select number, {schema}.error_message(item.error) as message, right(item.error::text, 400) as tail
                 from unnest(live.failed_attempts) with ordinality as item (error, number)
                 where left(item.error::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
             ) as parts
@@ -135,7 +131,7 @@ crash as (
     from (
         select
             item.id, item.task_name, item.error_code, item.finished_at, item.claimed_by,
-            case when item.error_code = 'WORKER_CRASHED' then {error_message} end as message
+            case when item.error_code = 'WORKER_CRASHED' then {schema}.error_message(item.error) end as message
         from {schema}.finished as item
         where item.status = 'FAILED'
         and item.finished_at > now() - %(since_s)s::float * interval '1 s'

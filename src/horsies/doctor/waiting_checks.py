@@ -53,8 +53,7 @@ class SlotHolder(NamedTuple):
         return f"on worker {self.worker}" if self.hostname is None else f"on {self.hostname} pid {self.pid}"
 
     def __str__(self) -> str:
-        started = f"since {format_clock(self.since)}, for {format_duration(self.seconds)}"
-        return f"{self.name} ({self.id}) {self.place} {started}"
+        return f"{self.name} ({self.id}), which runs for {format_duration(self.seconds)} {self.place} since {format_clock(self.since)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +185,12 @@ def _is_late(context: CheckContext, task: SlotHolder, usual_s: float | None) -> 
 
 
 def _blocked_finding(name: str, slots: Slots, oldest_s: float, holders: Sequence[LateTask]) -> Finding:
-    first, *others = holders
+    first = holders[0]
     task = first.task
     is_capped = slots.cap is not None and len(holders) >= slots.cap and all(each.task.queue == name for each in holders)
     what = f"its cap of {slots.cap} is" if is_capped else str(slots)
-    named = enumerate_names([str(each) for each in (first, *others)], "; ")
-    seen = f"queue {name!r} is blocked for {format_duration(oldest_s)}: {what} taken by tasks that do not end: {named}"
+    others = f", also by {enumerate_names([str(each) for each in holders[1:]], '; ')}" if len(holders) > 1 else ""
+    seen = f"queue {name!r} is blocked by {first}: {what} taken{others}; tasks wait for {format_duration(oldest_s)}"
     data = {
         "queue": name,
         "task_id": task.id,
@@ -264,7 +263,7 @@ def _find_late(
             more["task_id"] = here[0].id
         code = FindingCode.WAITING_LONG if oldest_s > context.max_wait_s else FindingCode.LAGGING
         data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting, "cause": cause}
-        seen = f"queue {queue.name!r} is late: {_describe_waiting(queue)}; {words}"
+        seen = f"queue {queue.name!r} is late by {format_duration(oldest_s)}: {words}; {_describe_waiting(queue)}"
         findings.append(Finding(code, seen, {**data, **more, **app_data(context)}))
     return findings
 

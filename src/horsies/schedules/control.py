@@ -222,6 +222,8 @@ class FailingSchedule:
     message: str | None
     never_succeeded: bool
     """None of its newest runs has."""
+    since: datetime | None
+    """When the first of these failures was."""
 
 
 def get_schedules(

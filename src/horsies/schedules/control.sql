@@ -7,10 +7,11 @@ left join lateral (
         (array_agg(ended.error_code order by ended.id desc))[1] as last_error_code,
         (array_agg(ended.message order by ended.id desc))[1] as last_message,
         count(*) filter (where ended.is_failure) as failures_in_a_row,
+        min(ended.finished_at) filter (where ended.is_failure and isfinite(ended.finished_at)) as failing_since,
         count(*) as ended
     from (
         select
-            run.id, task.status, task.error_code, task.message,
+            run.id, task.status, task.error_code, task.message, task.finished_at,
             bool_and(task.status <> 'COMPLETED') over (order by run.id desc) as is_failure
         from (
             select newest.id, newest.task_id, newest.decided_at
@@ -27,7 +28,7 @@ left join lateral (
         ) as run
         cross join lateral (
             select
-                finished.status, finished.error_code,
+                finished.status, finished.error_code, finished.finished_at,
                 {schema}.error_message(case when finished.is_sensitive is not true then finished.error end) as message
             from {schema}.finished
             where finished.id = run.task_id
@@ -131,7 +132,7 @@ order by run.id desc;
 -- Active schedules whose last three runs have failed, or whose last run has failed and that have not succeeded lately.
 select
     schedules.name, schedules.task_name, last_runs.failures_in_a_row, last_runs.last_error_code, last_runs.last_message,
-    last_runs.failures_in_a_row = last_runs.ended
+    last_runs.failures_in_a_row = last_runs.ended, last_runs.failing_since
 from {schema}.schedules
 {last_runs}
 where schedules.declared
