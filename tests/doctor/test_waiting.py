@@ -134,6 +134,17 @@ def test_tasks_of_another_queue_may_hold_the_slots(healthy: psycopg.Connection, 
     assert doctor().codes == set()
 
 
+def test_queues_of_the_same_workers_are_one_finding(healthy: psycopg.Connection, doctor: Doctor) -> None:
+    healthy.execute("update horsies.workers set queues = array['default', 'mail']")
+    usually(healthy, 0.1)
+    run_for(healthy, 60)
+    wait_for(healthy, 20)
+    wait_for(healthy, 30, queue="mail")
+    found = only(doctor)
+    assert found.data["queues"] == ["default", "mail"]
+    assert "queues 'default', 'mail' are blocked by hang" in found.seen
+
+
 def test_a_cap_may_be_held_too(healthy: psycopg.Connection, doctor: Doctor) -> None:
     usually(healthy, 0.1)
     healthy.execute("update horsies.workers set processes = 8")

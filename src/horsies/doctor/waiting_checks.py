@@ -28,6 +28,7 @@ LIMIT = 1_000
 MAX_LISTED = 10
 MAX_PAIRS = 10  # of queue and task, whose usual durations are read
 NEWEST = 2_000
+MINUTES = 60  # in which such tasks have ended
 OVERDUE = 3  # a task that has run for so many times its usual duration is taken for one that does not end
 FLOW_MINUTES = 5
 MOST = 0.5  # of the time of the slots
@@ -117,7 +118,10 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
     active = [queue for queue in queues if queue.paused_at is None]
     waiting = [queue.name for queue in active if waits_s[queue.name] > context.blocked_after_s]
     blocked = yield from _find_blocked(context, waiting, slots, running)
-    findings = [_blocked_finding(name, slots[name], waits_s[name], tasks) for name, tasks in blocked.items()]
+    groups: dict[tuple[str, ...], list[str]] = {}  # queues of the same workers are blocked by the same tasks
+    for name, holders in blocked.items():
+        groups.setdefault(tuple(each.task.id for each in holders), []).append(name)
+    findings = [_blocked_finding(names, slots, waits_s, blocked[names[0]]) for names in groups.values()]
     findings += [
         finding
         for queue in queues
@@ -152,7 +156,7 @@ def _find_blocked(
     kinds = Counter((task.queue, task.name) for holders in candidates.values() for task in holders)
     pairs = [pair for pair, _ in kinds.most_common(MAX_PAIRS)]
     query = SQL["get_usual_durations"](
-        queues=[queue for queue, _ in pairs], tasks=[name for _, name in pairs], limit=NEWEST
+        queues=[queue for queue, _ in pairs], tasks=[name for _, name in pairs], limit=NEWEST, minutes=MINUTES
     )
     usual_s = {(queue, name): _usual_s(buckets, counts) for queue, name, buckets, counts in (yield from rows(query))}
     late = {
@@ -184,15 +188,21 @@ def _is_late(context: CheckContext, task: SlotHolder, usual_s: float | None) -> 
     return not task.has_timeout and task.seconds > context.blocking_after_s
 
 
-def _blocked_finding(name: str, slots: Slots, oldest_s: float, holders: Sequence[LateTask]) -> Finding:
-    first = holders[0]
-    task = first.task
-    is_capped = slots.cap is not None and len(holders) >= slots.cap and all(each.task.queue == name for each in holders)
-    what = f"its cap of {slots.cap} is" if is_capped else str(slots)
+def _blocked_finding(
+    names: Sequence[str], slots: Mapping[str, Slots], waits_s: Mapping[str, float], holders: Sequence[LateTask]
+) -> Finding:
+    first, name, oldest_s = holders[0], names[0], max(waits_s[name] for name in names)
+    task, cap = first.task, slots[name].cap
+    is_capped = cap is not None and len(holders) >= cap and all(each.task.queue == name for each in holders)
+    what = f"its cap of {cap} is" if is_capped else str(slots[name])
     others = f", also by {enumerate_names([str(each) for each in holders[1:]], '; ')}" if len(holders) > 1 else ""
-    seen = f"queue {name!r} is blocked by {first}: {what} taken{others}; tasks wait for {format_duration(oldest_s)}"
+    queues = (
+        f"queue {name!r} is" if len(names) == 1 else f"queues {enumerate_names([repr(each) for each in names])} are"
+    )
+    seen = f"{queues} blocked by {first}: {what} taken{others}; tasks wait for {format_duration(oldest_s)}"
     data = {
         "queue": name,
+        "queues": list(names),
         "task_id": task.id,
         "task_name": task.name,
         "worker_id": task.worker,

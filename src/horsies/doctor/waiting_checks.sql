@@ -34,8 +34,8 @@ where status <> 'PENDING'
 group by queue_name, claimed_by;
 
 -- name: get_usual_durations
--- How long tasks have run in the last day: a histogram of each queue and task, the sum of the statistics by minute (one probe of the primary key per
--- minute), and the newest of those that have ended since.
+-- How long tasks have run in the last day: a histogram of each queue and task, the sum of its newest minutes in the statistics, and the newest of those
+-- that have ended since.
 with wanted as materialized (
     select pair.queue_name, pair.task_name
     from unnest(%(queues)s::text[], %(tasks)s::text[]) as pair (queue_name, task_name)
@@ -61,15 +61,21 @@ buckets as (
     union all
     select wanted.queue_name, wanted.task_name, ran.bucket, ran.count
     from wanted
-    cross join lateral generate_series(
-        date_trunc('minute', now()) - interval '1 day', date_trunc('minute', now()), interval '1 minute'
-    ) as past (minute)
     cross join lateral (
-        select each.ran
-        from {schema}.task_minutes as each
-        where each.minute = past.minute
-        and each.queue_name = left(wanted.queue_name, 200)
-        and each.task_name = left(wanted.task_name, 200)
+        -- The newest minutes first, until enough of them had such tasks.
+        select minute.ran
+        from generate_series(
+            date_trunc('minute', now()), date_trunc('minute', now()) - interval '1 day', interval '-1 minute'
+        ) as past (minute)
+        cross join lateral (
+            select task_minutes.ran
+            from {schema}.task_minutes
+            where task_minutes.minute = past.minute
+            and task_minutes.queue_name = left(wanted.queue_name, 200)
+            and task_minutes.task_name = left(wanted.task_name, 200)
+            limit 1
+        ) as minute
+        limit %(minutes)s::integer
     ) as point
     cross join lateral unnest(point.ran) with ordinality as ran (count, bucket)
     where ran.count > 0
