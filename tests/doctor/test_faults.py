@@ -29,6 +29,7 @@ from tests.schedules.steps import declare, store
 from tests.workflows.steps import node, run_all_tasks, start_run
 
 TASK: LiteralString = "insert into horsies.tasks (task_name, "
+NO_PAPER = '{"error_code": "BROKEN", "message": "no paper"}'
 ENDED: LiteralString = (
     "insert into horsies.finished (id, task_name, queue_name, priority, status, args, sent_at, enqueued_at, attempts, claim_no, "
     "finished_at) values (gen_random_uuid(), 'add', 'default', 100, 'COMPLETED', '{}', now(), now(), 1, 1, "
@@ -614,10 +615,11 @@ def test_a_schedule_whose_runs_fail(healthy: psycopg.Connection, broker: Postgre
     for _ in range(3):
         broker.run(partial(run_schedule, "report", new_task_id()))
         (held,) = claim(broker)
-        do(broker, finish_tasks(ME, [failed(held, error='{"error_code": "BROKEN", "message": "no paper"}')]))
+        do(broker, finish_tasks(ME, [failed(held, error=NO_PAPER)]))
     found = doctor()
     assert found.codes == {FindingCode.SCHEDULE_FAILING}
     data = found.data(FindingCode.SCHEDULE_FAILING)
+    assert data.pop("since")
     assert data == {"schedule": "report", "failures_in_a_row": 3, "error_code": "BROKEN"}
     assert "no paper" in found.report.findings[-1].seen
 
@@ -633,7 +635,11 @@ def test_a_workflow_that_a_failed_node_paused(
     found = doctor()
     assert found.codes == {FindingCode.WORKFLOW_PAUSED_BY_ERROR}
     data = found.data(FindingCode.WORKFLOW_PAUSED_BY_ERROR)
-    assert data["workflow_ids"] == [run]
+    assert (data["workflow_ids"], data["node"], data["count"]) == ([run], "n0", 1)
+    healthy.execute("update horsies.nodes set error = %s::json where status = 'FAILED'", [NO_PAPER])
+    assert "failed: BROKEN: no paper; run" in doctor().report.findings[-1].seen
+    healthy.execute("update horsies.nodes set is_sensitive = true")
+    assert "failed: BROKEN; run" in doctor().report.findings[-1].seen
 
 
 def test_a_workflow_that_was_paused_is_only_an_info(

@@ -194,7 +194,7 @@ select statement_timestamp();
 select
     run.root_id::text, run.name, node.node_id, node.task_name,
     left(substring(left(node.error::text, 4000) from '"error_code"\s*:\s*"((?:[^"\\]|\\.)*)'), 200),
-    left(substring(left(node.error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000),
+    {schema}.error_message(case when node.is_sensitive is not true then node.error end),
     case when isfinite(node.finished_at) then node.finished_at end
 from (
     select id, root_id, name, on_error
@@ -204,7 +204,7 @@ from (
     limit %(limit)s::integer
 ) as run
 left join lateral (
-    select nodes.node_id, nodes.task_name, nodes.error, nodes.finished_at
+    select nodes.node_id, nodes.task_name, nodes.error, nodes.is_sensitive, nodes.finished_at
     from {schema}.nodes
     where nodes.workflow_id = run.id
     and nodes.status = 'FAILED'
