@@ -144,8 +144,8 @@ def test_odd_rows_are_counted_and_stop_nothing(broker: PostgresBroker, sql: psyc
     assert column(sql, "select sum(completed + failed) from horsies.task_minutes") == [4 + 8 + 7 + 2]
     assert column(sql, "select sum(count) from horsies.error_minutes") == [9]
     assert column(sql, "select retried from horsies.task_minutes where task_name = 'pack'") == [999]
-    assert "nul \\u0000 here" not in column(sql, "select message from horsies.error_minutes")  # digits are masked
-    assert "nul \\u# here" in column(sql, "select message from horsies.error_minutes")
+    assert "nul \\u0000 here" not in column(sql, "select message from horsies.error_minutes")
+    assert "nul # here" in column(sql, "select message from horsies.error_minutes")
     assert column(sql, "select minute from horsies.minutes_until") == [now]
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies import AppConfig, Horsies
+from horsies import AppConfig, Horsies, TaskError
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Query
 from horsies.maintenance.minutes import SQL as ROLL_UP
+from horsies.model.codec import encode_error
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.ops import statistics
 from horsies.ops.api import Ops
-from horsies.ops.statistics import get_percentile
+from horsies.ops.statistics import TotalsOrder, get_percentile
 from horsies.tasks.finish import finish_tasks
 from tests.fixtures.journey import ME, claim, do, failed, send_new
 from tests.maintenance.test_minutes import MINUTE, current, end_task, roll_up
@@ -138,7 +139,7 @@ def test_odd_rows_do_not_stop_a_read(ops: Ops, sql: psycopg.Connection) -> None:
     for error in ("null", "[1]", '{"message": "nul \\u0000 here"}', None):
         end_task(sql, now, status="FAILED", error=error, attempts=2**31 - 1)
     assert shown(ops) == {now: (8, 4, 1, 0)}
-    assert {group.message: group.count for group in ops.error_groups()} == {"": 3, "nul \\u# here": 1}
+    assert {group.message: group.count for group in ops.error_groups()} == {"": 3, "nul # here": 1}
 
 
 def test_errors_are_grouped_over_all_minutes(ops: Ops, broker: PostgresBroker, sql: psycopg.Connection) -> None:
@@ -161,6 +162,56 @@ def test_errors_are_grouped_over_all_minutes(ops: Ops, broker: PostgresBroker, s
     assert (lately.count, lately.first_at) == (2, times[1])
     assert first.is_complete
     assert rolled
+
+
+def test_a_group_has_the_first_line_as_it_was_written(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    texts = {
+        'no column "name" at 7\nsecond line': 'no column "name" at #',
+        "C:\\new\\temp is not a folder": "C:\\new\\temp is not a folder",
+        "first\r\nsecond": "first",
+        "rot \x1b[31m \u202e é ß": "rot #[#m \u202e é ß",
+    }
+    for text in texts:
+        error = encode_error(TaskError(error_code="NO", message=text))
+        end_task(sql, current(sql) - MINUTE, status="FAILED", code="NO", error=error)
+    live = ops.error_groups()
+    assert {group.message for group in live} == {*texts.values()}
+    roll_up(broker)
+    groups = ops.error_groups()
+    assert [group.id for group in groups] == [group.id for group in live]
+    assert [ops.count_tasks(group.to_filter()) for group in groups] == [1] * len(texts)
+
+
+@pytest.mark.parametrize("source", ["minutes", "finished"])
+def test_totals_are_by_queue_and_by_task(
+    source: str, ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    at, second = current(sql) - 2 * MINUTE, timedelta(seconds=1)
+    for number in range(10):
+        end_task(sql, at, queue="a", name="quick", ran=10 * second / 1000)
+        end_task(sql, at + number * second, queue="a", name="broken", status="FAILED", ran=second / 100)
+    for _ in range(3):
+        end_task(sql, at + MINUTE, queue="b", name="slow", ran=30 * second, attempts=2)
+    if source == "minutes":
+        roll_up(broker)
+    by_queue = {each.name: each for each in ops.queue_totals()}
+    assert {name: (each.completed, each.failed, each.retried) for name, each in by_queue.items()} == {
+        "a": (10, 10, 0), "b": (3, 0, 3)
+    }  # fmt: skip
+    slow = by_queue["b"]
+    assert slow.ended == 3
+    assert slow.run_p95_ms is not None
+    assert 15_000 < slow.run_p95_ms < 60_000
+    assert 45 < slow.run_total_s < 180
+    assert slow.is_complete
+    assert {each.name for each in ops.task_totals(queue_name="a")} == {"quick", "broken"}
+    first = {order: ops.task_totals(order=order)[0].name for order in TotalsOrder}
+    assert first == {
+        TotalsOrder.COUNT: "broken", TotalsOrder.FAILURES: "broken", TotalsOrder.DURATION: "slow", TotalsOrder.RUN_TOTAL: "slow"
+    }  # fmt: skip
+    assert ops.queue_totals(minutes=1) == []
 
 
 async def test_a_failed_task_is_seen_at_once_and_a_retried_one_not_any_more(ops: Ops, broker: PostgresBroker) -> None:
@@ -187,6 +238,7 @@ def test_only_the_wanted_minutes_of_finished_are_read(sql: psycopg.Connection) -
     sql.execute("insert into horsies.minutes_until values (true, %s)", [now])
     for query in (
         statistics.SQL["get_time_series"](minutes=60, queue_name=None, task_name="x", limit=10),
+        statistics.SQL["get_totals"](minutes=60, by_queue=True, queue_name=None, limit=10),
         statistics.SQL["get_error_groups"](minutes=60, task_name="x", limit=10, tail=10),
         ROLL_UP["get_next_minute"](again=1),
         ROLL_UP["insert_task_minutes"](minute=now, groups=10),

@@ -20,7 +20,7 @@ CREATE FUNCTION horsies.error_message(error json) RETURNS text
 
 CREATE FUNCTION horsies.error_summary(error json) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN "left"(regexp_replace(split_part(COALESCE("substring"("left"((error)::text, 4000), '"message"\s*:\s*"((?:[^"\\]|\\.)*)'::text), ''::text), '\n'::text, 1), '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|[0-9]+'::text, '#'::text, 'g'::text), 200);
+    RETURN "left"(regexp_replace(regexp_replace(COALESCE("substring"("left"((error)::text, 4000), '"message"\s*:\s*"((?:[^"\\]|\\[^nr])*)'::text), ''::text), '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\\u[0-9a-fA-F]{4}|[0-9]+'::text, '#'::text, 'g'::text), '\\(["\\/])'::text, '\1'::text, 'g'::text), 200);
 
 CREATE FUNCTION horsies.histogram(buckets integer[], counts bigint[]) RETURNS integer[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -58,7 +58,7 @@ class ErrorGroup:
     task_name: str
     error_code: str
     message: str
-    """The first line, up to 200 characters, as it stands in the stored JSON: with its escapes."""
+    """The first line, up to 200 characters. Control characters are masked, too."""
     count: int
     first_at: datetime
     last_at: datetime

@@ -46,12 +46,12 @@ array[
     sum(waited[9]), sum(waited[10]), sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]), sum(waited[16]),
     sum(waited[17]), sum(waited[18]), sum(waited[19]), sum(waited[20]), sum(waited[21]), sum(waited[22]), sum(waited[23]), sum(waited[24]),
     sum(waited[25]), sum(waited[26]), sum(waited[27])
-],
+]::bigint[],
 array[
     sum(ran[1]), sum(ran[2]), sum(ran[3]), sum(ran[4]), sum(ran[5]), sum(ran[6]), sum(ran[7]), sum(ran[8]), sum(ran[9]), sum(ran[10]),
     sum(ran[11]), sum(ran[12]), sum(ran[13]), sum(ran[14]), sum(ran[15]), sum(ran[16]), sum(ran[17]), sum(ran[18]), sum(ran[19]),
     sum(ran[20]), sum(ran[21]), sum(ran[22]), sum(ran[23]), sum(ran[24]), sum(ran[25]), sum(ran[26]), sum(ran[27])
-]
+]::bigint[]
 
 -- name: get_time_series
 -- One row for each minute. The tasks since the last roll-up are read from `finished`, newest first and up to a limit, before they are filtered. All in one

@@ -516,13 +516,16 @@ create function {schema}.error_message(error json) returns text
 language sql immutable parallel safe
 return left(substring(left(error::text, 5000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), 1000);
 
--- The first line of the message of an error, with numbers and ids masked, so that like errors are equal. Found in the text, because JSON with \u0000
--- cannot be parsed here; so it still has the escapes of JSON.
+-- The first line of the message of an error, with numbers, ids and control characters masked, so that like errors are equal. Found in the text, because
+-- JSON with \u0000 cannot be parsed here. At most 200 characters.
 create function {schema}.error_summary(error json) returns text
 language sql immutable parallel safe
 return left(regexp_replace(
-    split_part(coalesce(substring(left(error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\.)*)'), ''), '\n', 1),
-    '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|[0-9]+', '#', 'g'
+    regexp_replace(
+        coalesce(substring(left(error::text, 4000) from '"message"\s*:\s*"((?:[^"\\]|\\[^nr])*)'), ''),
+        '[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|0x[0-9a-fA-F]+|\\u[0-9a-fA-F]{4}|[0-9]+', '#', 'g'
+    ),
+    '\\(["\\/])', '\1', 'g'
 ), 200);
 
 -- Where a duration belongs in a histogram: 0 for less than 1 ms, 1 for less than 2 ms, 2 for less than 4 ms and so on; 26 is the rest. Null for times
