@@ -10,8 +10,14 @@
 - `actions.py` has everything that changes something: `ACTIONS`, each a POST to `url("/actions/cancel-tasks")`.
 - `live.py` sends fragments of pages while they are open, as server-sent events.
 
-**Templates** (`templates/`) extend `base.html`. All get `url`, `static`, `payload` (shows arguments, results and data of errors as the option `payloads`
+**Templates** (`templates/`) extend `base.html`. All get `url`, `static`, `now()`, `payload` (shows arguments, results and data of errors as the option `payloads`
 says; `payload(text, is_sensitive)`) and `app_name`. Pages also get `view`. A variable that is not defined is an error. Everything is escaped.
+
+They import `macros.html` with context: `m.status`, `m.time`, `m.act` and links to each kind of thing. The filters are in `filters.py`; what is stored may
+be hostile, so names and messages go through `visible`. `app.css` is the design: `.head`, `.card`, `table.list` in `.scroll`, `dl.facts`, `.badge`, `.empty`.
+
+An element with `data-stream` (the URL of a stream) is live: `app.js` replaces what is in its elements with `data-event` by the event of that name, and
+leaves alone what is the same. Rows that may move have a `data-key`. Nothing is in the page that needs scripts to be read.
 
 **Actions** are forms with method POST and the fields `csrf` (`view.csrf_token`), `back` (the path to return to, as in `view.path`) and those of the action (the
 docstring of each in `actions.py`). The answer is a redirect (303) to `back`, where `view.flash` is what happened: `Flash(kind, text)`, with kind "success", "error" or

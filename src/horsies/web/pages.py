@@ -1,23 +1,12 @@
-"""The pages, what is sent to open ones, and the filters of templates."""
+"""The pages, what is sent to open ones, and the filters of templates: put together from the modules that have them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from starlette.responses import Response
-
-from horsies.ops.api import Ops
+from horsies.web import filters, overview_pages
 from horsies.web.live import Topic
-from horsies.web.view import Page, View
+from horsies.web.view import Page
 
-
-async def show_overview(view: View) -> Response:
-    return view.render("overview.html", queues=await view.ops.list_queues_async())
-
-
-async def read_overview(ops: Ops, _params: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"queues": await ops.list_queues_async()}
-
-
-PAGES: Sequence[Page] = (Page("/", show_overview),)
-TOPICS: Sequence[Topic] = (Topic("overview", read_overview, {"queues": "live/queues.html"}),)
-FILTERS: Mapping[str, Callable[..., Any]] = {}
+PAGES: Sequence[Page] = (*overview_pages.PAGES,)
+TOPICS: Sequence[Topic] = (*overview_pages.TOPICS,)
+FILTERS: Mapping[str, Callable[..., Any]] = {**filters.FILTERS}

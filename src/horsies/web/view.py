@@ -8,6 +8,7 @@ import mimetypes
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from hashlib import sha256
 from importlib.resources import files
@@ -136,7 +137,7 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters.update(filters or {})
-        self._globals: dict[str, object] = {"app_name": app_name, "payload": self.payload}
+        self._globals: dict[str, object] = {"app_name": app_name, "payload": self.payload, "now": _now}
 
     def render(self, template: str, prefix: str, /, **data: object) -> str:
         static = partial(self.static_url, prefix)
@@ -171,6 +172,10 @@ class Renderer:
         if name not in self.static_files:
             raise LookupError(f"there is no static file {name}")
         return f"{prefix}/static/{self.static_version}/{name}"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _masked(value: Any) -> object:

@@ -1,0 +1,113 @@
+"""Filters of templates: durations, ages, numbers, ids, and texts of unknown origin."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+NOTHING: Final = "\N{EN DASH}"
+SOON_S: Final = 10.0  # an age below this is "just now"
+_INVISIBLE: Final = re.compile(r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_NO_LINES: Final = re.compile(r"[\n\t]")
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def duration(value: float | timedelta | None) -> str:
+    """Format seconds or a timedelta with its two largest units: `350 ms`, `1.2 s`, `3 min 4 s`, `2 d 4 h`."""
+    if value is None:
+        return NOTHING
+    seconds = max(0.0, value.total_seconds() if isinstance(value, timedelta) else float(value))
+    if seconds < 0.9995:  # noqa: PLR2004 - shown as less than 1000 ms
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 or not seconds else f"{seconds * 1000:.2g} ms"  # noqa: PLR2004
+    if seconds < 9.95:  # noqa: PLR2004 - shown with tenths
+        return f"{seconds:.1f} s"
+    left, parts = round(seconds), list[str]()
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+    return " ".join(filter(None, parts[:2]))
+
+
+def milliseconds(value: float | None) -> str:
+    """Format milliseconds as `duration` does."""
+    return duration(None if value is None else value / 1000)
+
+
+def count(value: float | None) -> str:
+    """Format a number with separators: `12,345`."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """Format how long ago, or in how long, a time is, in steps that do not change every second. app.js has the same function."""
+    if moment is None:
+        return "never"
+    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    text = _coarse(abs(seconds))
+    if abs(seconds) < SOON_S:
+        return "just now" if seconds >= 0 else "now"
+    return f"{text} ago" if seconds > 0 else f"in {text}"
+
+
+def _coarse(seconds: float) -> str:
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{int(seconds // 10) * 10} s"
+    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size)
+    whole = int(seconds // size)
+    if unit == "min" or whole >= 10:  # noqa: PLR2004 - the smaller unit would not matter
+        return f"{whole} {unit}"
+    smaller, small_size = ("min", 60) if unit == "h" else ("h", 3_600)
+    rest = int(seconds % size // small_size)
+    return f"{whole} {unit} {rest} {smaller}" if rest else f"{whole} {unit}"
+
+
+def full_time(moment: datetime) -> str:
+    """Format a time with its zone, for titles."""
+    return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname() or ''}".rstrip()
+
+
+def short_id(value: str | None) -> str:
+    """Shorten an id of a task, workflow or worker to its first and last characters: the first ones alone are only the time."""
+    text = str(value or "")
+    return f"{text[:8]}…{text[-4:]}" if len(text) > 16 else text  # noqa: PLR2004 - shorter would not be shorter
+
+
+def json_pretty(text: str | None) -> str:
+    """Indent JSON. Text that is not JSON, such as a part of it, stays as it is."""
+    if text is None:
+        return ""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def visible(value: object, *, lines: bool = False) -> str:
+    """Replace characters that are invisible or change the direction of text by their escapes. With `lines`, line ends and tabs stay."""
+    text = _INVISIBLE.sub(_escape, str(value))
+    return text if lines else _NO_LINES.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1] if not match[0].isprintable() else f"\\u{ord(match[0]):04x}"
+
+
+def cut(value: object, length: int = 80) -> str:
+    """Shorten a text."""
+    text = str(value)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "age": age,
+    "count": count,
+    "cut": cut,
+    "duration": duration,
+    "full_time": full_time,
+    "json_pretty": json_pretty,
+    "milliseconds": milliseconds,
+    "short_id": short_id,
+    "visible": visible,
+}
