@@ -47,7 +47,9 @@ COMMANDS = [
     ("schedules", "pause", "report"),
     ("schedules", "resume", "report"),
 ]
-OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",), ("web",), ("completion",)}
+OTHERS = {("worker",), ("scheduler",), ("dev",), ("migrate",), ("check",), ("doctor",), ("completion",)} | {
+    ("web", verb) for verb in ("serve", "hash-password", "make-token")
+}
 """They keep running, or also work without a database or schema: they have tests of their own."""
 UNKNOWN = {("errors", "show"), ("errors", "retry"), ("tasks", "show"), ("workers", "show"), ("workflows", "show")} | {
     ("schedules", verb) for verb in ("show", "run", "pause", "resume")

@@ -39,8 +39,8 @@ def test_producers_have_statements_planned_once_and_lists_for_their_values(broke
         broker.run(partial(list_tasks, TaskFilter(), limit=1))
     with broker.pools.blocking_pool().connection() as connection:
         found = connection.execute(
-            "select statement like '%node_tasks%', sum(custom_plans), sum(generic_plans) > 0 "
-            "from pg_prepared_statements where statement ~ '(insert into|node_tasks)' group by 1 order by 1"
+            "select statement like '%is_match%', sum(custom_plans), sum(generic_plans) > 0 "
+            "from pg_prepared_statements where statement ~ '(insert into|is_match)' group by 1 order by 1"
         ).fetchall()
     assert found == [(False, 0, True), (True, 3, False)]
 

@@ -98,6 +98,7 @@ def serve(
 
     \b
     Examples:
+      horsies web serve shop.tasks:app
       horsies web shop.tasks:app
       horsies web hash-password --name alice --role operator >> passwords
       horsies web shop.tasks:app --host 0.0.0.0 --password-file passwords
@@ -142,7 +143,12 @@ def serve(
     help="What the user may do.",
 )
 def hash_password(name: str, role: str) -> None:
-    """Ask for a password, and print the line of a password file. Without a terminal the password is read from stdin."""
+    """Ask for a password, and print the line of a password file. Without a terminal the password is read from stdin.
+
+    \b
+    Example:
+      horsies web hash-password --name alice --role operator >> passwords
+    """
     _require_extra()
     from horsies.web.security import hash_password as hashed  # noqa: PLC0415 - an extra
 
@@ -166,7 +172,12 @@ def hash_password(name: str, role: str) -> None:
     help="What it may do.",
 )
 def make_token(name: str, role: str) -> None:
-    """Make a token for a script. Prints the token on stderr, once, and the line of the password file, which has only its hash."""
+    """Make a token for a script. Prints the token on stderr, once, and the line of the password file, which has only its hash.
+
+    \b
+    Example:
+      horsies web make-token --name backup >> passwords
+    """
     _require_extra()
     from horsies.web.security import new_token  # noqa: PLC0415 - an extra
 
