@@ -14,7 +14,8 @@
 says; `payload(text, is_sensitive)`) and `app_name`. Pages also get `view`. A variable that is not defined is an error. Everything is escaped.
 
 They import `macros.html` with context: `m.status`, `m.time`, `m.act` and links to each kind of thing. The filters are in `filters.py`; what is stored may
-be hostile, so names and messages go through `visible`. `app.css` is the design: `.head`, `.card`, `table.list` in `.scroll`, `dl.facts`, `.badge`, `.empty`.
+be hostile, so names and messages go through `visible`, and names in paths through `segment`: `view.name` is the name again. `app.css` is the
+design: `.head`, `.card`, `table.list` in `.scroll`, `dl.facts`, `.badge`, `.empty`.
 
 An element with `data-stream` (the URL of a stream) is live: `app.js` replaces what is in its elements with `data-event` by the event of that name, and
 leaves alone what is the same. Rows that may move have a `data-key`. Nothing is in the page that needs scripts to be read.

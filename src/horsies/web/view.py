@@ -14,7 +14,7 @@ from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Final, Literal, TypeAlias, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.datastructures import QueryParams
@@ -85,10 +85,17 @@ class View:
         return self.request.headers.get("HX-Request") == "true" and "HX-Boosted" not in self.request.headers
 
     @property
+    def name(self) -> str:
+        """The part `{name}` of the path, from a link such as `url("/queues/" ~ name|segment)`."""
+        return unquote(self.path_params["name"])
+
+    @property
     def path(self) -> str:
         """The path of this page below the prefix, with its query: what the field `back` of a form takes."""
-        own = self.request.url.path.removeprefix(self.prefix) or "/"
-        return f"{own}?{self.request.url.query}" if self.request.url.query else own
+        # Not `request.url`: it takes a decoded question mark in a name for the beginning of the query.
+        own = _quote_path(self.request.scope["path"].removeprefix(self.prefix) or "/")
+        query = self.request.scope["query_string"].decode("latin-1")
+        return f"{own}?{query}" if query else own
 
     @property
     def prefix(self) -> str:
@@ -111,7 +118,11 @@ def make_url(prefix: str, path: str, /, **query: object) -> str:
     """Return a link under a prefix, with a query."""
     given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
     text = urlencode(given, doseq=True)
-    return prefix + quote(path, safe="/:@,;=~!$&'()*+") + (f"?{text}" if text else "")
+    return prefix + _quote_path(path) + (f"?{text}" if text else "")
+
+
+def _quote_path(path: str) -> str:
+    return quote(path, safe="/:@,;=~!$&'()*+")
 
 
 @dataclass(frozen=True, slots=True)
