@@ -252,6 +252,7 @@ def test_conditions_that_may_be_left_out_are_known() -> None:
     }
     of_few_rows = {
         "schedules/control.get_schedules",
+        "tasks/attempts.get_attempt_logs",
         "workflows/inspect.get_nodes",
         "db/partitions.get_missing_partitions",
     }

@@ -17,14 +17,15 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import Column, Styled, echo, show_json, show_table, to_age, to_text, wide_option
+from horsies.cli.output import Column, Styled, echo, printable, show_json, show_table, to_age, to_text, wide_option
 from horsies.model.result import TaskError
+from horsies.model.sensitive import HIDDEN
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.model.validation import format_duration
 from horsies.ops.api import CHANGES, MAX_PAGE, TaskView
 from horsies.ops.bulk import BulkAction
-from horsies.tasks.attempts import Attempt
+from horsies.tasks.attempts import Attempt, AttemptLog
 from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo, TaskPage, TaskSummary
 
@@ -141,13 +142,15 @@ def _list_running(target: Horsies, filters: Filters, after: str | None, limit: i
     tasks.command,
     click.argument("task_id", metavar="ID"),
     click.option("--payload", is_flag=True, help="Also show its arguments and its result, which may contain secrets."),
+    click.option("--logs", is_flag=True, help="Also show what its attempts have logged, if it keeps logs."),
     click.option("--reveal", is_flag=True, help="Show what is hidden of a sensitive task. This is recorded in the audit."),
 )  # fmt: skip
-def show(target: Horsies, *, task_id: str, payload: bool, reveal: bool, as_json: bool) -> None:
+def show(target: Horsies, *, task_id: str, payload: bool, logs: bool, reveal: bool, as_json: bool) -> None:
     """Show one task: its times, its worker, its attempts and their errors.
 
     Arguments, results and the data of errors are shown only with --payload: the first 4000 characters, or everything with --json. The message
-    of an exception and its traceback are always shown, except those of sensitive tasks: their payload and errors are shown only with --reveal.
+    of an exception and its traceback are always shown, except those of sensitive tasks: their payload, errors and logs are shown only with
+    --reveal. --logs shows the newest 20 attempts of a task with keep_logs=True.
 
     \b
     horsies tasks show 0198c0de-1234-7abc-8def-0123456789ab
@@ -157,7 +160,19 @@ def show(target: Horsies, *, task_id: str, payload: bool, reveal: bool, as_json:
     found = target.ops.show_task(full_id, payload=payload, reveal=reveal, **limit)
     if found is None:
         raise click.ClickException(f"there is no task {full_id}: never sent, not committed yet, or past its retention")
-    _show_task(found if payload else _without_error_data(found), as_json=as_json)
+    view = found if payload else _without_error_data(found)
+    attempt_logs = target.ops.list_attempt_logs(full_id, reveal=reveal) if logs else None
+    if as_json:
+        own = {"is_sensitive": view.is_sensitive, "history": [asdict(attempt) for attempt in view.attempts]}
+        show_json(
+            asdict(view.info) | asdict(view.detail) | own | ({} if attempt_logs is None else {"logs": attempt_logs})
+        )
+        return
+    _show_task(view)
+    if attempt_logs is not None:
+        _show_logs(attempt_logs)
+    elif any(attempt.has_logs for attempt in view.attempts):
+        click.echo("\nits attempts have log lines: add --logs")
 
 
 @database_command(tasks.command, _ids_argument, *_FILTER_OPTIONS, dry_run_option, yes_option)
@@ -311,12 +326,8 @@ def _without_error_data(view: TaskView) -> TaskView:
     return replace(view, info=replace(info, error=bare(info.error), failed_attempts=failed), attempts=attempts)
 
 
-def _show_task(view: TaskView, *, as_json: bool) -> None:
+def _show_task(view: TaskView) -> None:
     info, detail = view.info, view.detail
-    if as_json:
-        own = {"is_sensitive": view.is_sensitive, "history": [asdict(attempt) for attempt in view.attempts]}
-        show_json(asdict(info) | asdict(detail) | own)
-        return
     for name, value in _facts(info, detail):
         if value is not None:
             click.echo(f"{name:<14}{to_text(value)}")
@@ -329,6 +340,26 @@ def _show_task(view: TaskView, *, as_json: bool) -> None:
     for title, text in (("args", detail.args), ("result", detail.result), ("error", _error_text(info.error))):
         if text:
             click.echo(f"\n{title}:\n{text}")
+
+
+def _show_logs(logs: Sequence[AttemptLog]) -> None:
+    if not logs:
+        click.echo("\nno log lines are stored: its attempts have not logged, or the task has no keep_logs=True")
+    for log in logs:
+        click.echo(f"\nlog of attempt {log.attempt} (claim number {log.claim_no}):")
+        if log.is_hidden:
+            click.echo(f"  {HIDDEN}")
+            continue
+        expected = 1
+        for line in log.lines:
+            if line.number > expected:
+                click.echo(f"  ... {line.number - expected} lines were left out ...")
+            expected = line.number + 1
+            at = "-" if line.at is None else f"{line.at.astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]
+            text = f"{line.message}\n{line.exception}" if line.exception else line.message
+            # Later lines of a text are indented: they cannot pass for a line of their own.
+            shown = "\n    ".join(map(printable, text.splitlines()))
+            click.echo(f"  {at} {printable(line.level)} {printable(line.logger)}: {shown}")
 
 
 def _attempt_cells(attempt: Attempt) -> Sequence[object]:

@@ -40,7 +40,7 @@ from horsies.schedules import control as schedules
 from horsies.schedules.control import ScheduleInfo, ScheduleRun
 from horsies.schedules.sync import prepare_schedule
 from horsies.tasks import control, inspect, queues, unknown, workers
-from horsies.tasks.attempts import Attempt, get_attempts, hide_attempt
+from horsies.tasks.attempts import Attempt, AttemptLog, get_attempts, hide_attempt, list_attempt_logs
 from horsies.tasks.control import CancelOutcome, Requeue, RetryOutcome
 from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
 from horsies.tasks.inspect import (
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 MAX_PAGE = 10_000
 MAX_SLOTS = 1_000
+MAX_LOGS = 100  # of attempts, each of up to 128 KiB
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
 LEFT = "LEFT"  # a task that started before it could be cancelled
@@ -186,6 +187,35 @@ class Ops:
         return task is not None and task.is_sensitive
 
     show_task_async = show_task.for_asyncio
+
+    @operation
+    def list_attempt_logs(
+        self,
+        task_id: str,
+        *,
+        claim_no: int | None = None,
+        before: int | None = None,
+        limit: int = 20,
+        reveal: bool = False,
+    ) -> Verb[list[AttemptLog]]:
+        """Read what the attempts of a task have logged, if it keeps logs: the newest attempts, oldest first. `claim_no` selects one of them.
+
+        For the page before, give the `claim_no` of the first one as `before`. Running attempts have no lines yet. Those of a sensitive task are left
+        out. `reveal` includes them, and is recorded in the audit.
+        """
+        full_id = to_task_id(task_id)
+        verb: Verb[list[AttemptLog]] = partial(
+            list_attempt_logs,
+            full_id,
+            claim_no=claim_no,
+            before=before,
+            limit=max(1, min(limit, MAX_LOGS)),
+            reveal=reveal,
+            is_sensitive=self._is_sensitive,
+        )
+        return audited(self.actor, "reveal logs of task", full_id, verb, len) if reveal else verb
+
+    list_attempt_logs_async = list_attempt_logs.for_asyncio
 
     @operation
     def cancel_tasks(self, task_ids: Sequence[str]) -> Verb[Mapping[TaskId, CancelOutcome]]:

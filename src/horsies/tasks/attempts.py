@@ -5,13 +5,14 @@ row itself, whether it is running or has ended. Rows that other software has wri
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, cast
 
-from horsies.db.statement import Op, Row, load, one
+from horsies.db.statement import Op, Row, load, one, rows
+from horsies.model.attempt_log import LogLine, lines_from_json
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.sensitive import hide_error
@@ -163,3 +164,42 @@ def hide_attempt(attempt: Attempt) -> Attempt:
     """Return an attempt of a sensitive task as it may be shown."""
     error = hide_error(attempt.error)
     return replace(attempt, error=error, message=_first_line(error))
+
+
+# -- log lines
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLog:
+    """What one attempt has logged."""
+
+    claim_no: int
+    """That of the `Attempt`."""
+    attempt: int
+    lines: Sequence[LogLine]
+    """Oldest first."""
+    left_out: int
+    """How many lines there were besides these. They are missing between the first ones and the newest."""
+    stored_at: datetime
+    """When the attempt ended."""
+    is_hidden: bool = False
+    """The task is sensitive, so its lines are not included."""
+
+
+def list_attempt_logs(
+    task_id: TaskId,
+    *,
+    claim_no: int | None,
+    before: int | None,
+    limit: int,
+    reveal: bool,
+    is_sensitive: Callable[[str], bool],
+) -> Op[list[AttemptLog]]:
+    """Read the newest logs of a task, in the order of its attempts. `is_sensitive` is asked for the name of the task, besides its row."""
+    found = yield from rows(SQL["get_attempt_logs"](id=task_id, claim_no=claim_no, before=before, limit=limit))
+    return [
+        AttemptLog(number, attempt, lines_from_json(records), left_out, stored_at)
+        if reveal or not (in_row or is_sensitive(task_name))
+        else AttemptLog(number, attempt, [], left_out, stored_at, is_hidden=True)
+        for task_name, in_row, number, attempt, records, left_out, stored_at in found
+    ]

@@ -128,12 +128,23 @@ commit;
 begin isolation level read committed;
 
 -- name: purge_finished
-delete from {schema}.finished
-where id = any(%(ids)s::uuid[])
--- The ids are sorted.
-and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
-and finished_at between %(since)s::timestamptz and %(until)s::timestamptz
-returning id;
+-- With what their attempts have logged.
+with deleted_tasks as (
+    delete from {schema}.finished
+    where id = any(%(ids)s::uuid[])
+    -- The ids are sorted.
+    and claim_no = (%(claim_nos)s::integer[])[width_bucket(id, %(ids)s::uuid[])]
+    and finished_at between %(since)s::timestamptz and %(until)s::timestamptz
+    returning id
+),
+deleted_logs as (
+    delete from {schema}.attempt_logs
+    using deleted_tasks
+    where attempt_logs.task_id = any(%(ids)s::uuid[])
+    and attempt_logs.task_id = deleted_tasks.id
+)
+select id
+from deleted_tasks;
 
 -- name: commit_purge
 commit;

@@ -452,7 +452,7 @@ create table {schema}.attempt_logs (
     task_id uuid not null,
     claim_no integer not null,
     attempt integer not null,
-    -- A JSON array of records, oldest first, and how many later ones were left out.
+    -- A JSON array of lines, oldest first, and how many others were left out.
     records json not null,
     left_out integer not null default 0,
     stored_at timestamptz not null default now(),
