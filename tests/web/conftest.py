@@ -81,3 +81,15 @@ async def visit(app: Horsies) -> AsyncGenerator[Callable[..., Any]]:
             return Visitor(await stack.enter_async_context(httpx.AsyncClient(base_url=address)))
 
         yield start
+
+
+async def send_raw(address: str, request: bytes, *, timeout_s: float = 20.0) -> bytes:
+    """Send bytes to a server, and return all that it answers until it closes the connection."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        async with asyncio.timeout(timeout_s):
+            return await reader.read()
+    finally:
+        writer.close()

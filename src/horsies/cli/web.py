@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -28,7 +29,6 @@ PASSWORDS: Final = "HORSIES_WEB_PASSWORDS"
 MIN_PASSWORD: Final = 8  # characters
 GRACEFUL_S: Final = 5  # for the requests that run when the server is asked to stop
 MAX_HEADERS: Final = 32 * 1024  # bytes
-MAX_CONNECTIONS: Final = 1_000
 EXTRAS: Final = ("starlette", "uvicorn", "jinja2")
 
 log = logging.getLogger("horsies.web")
@@ -114,6 +114,7 @@ def serve(
     if credentials and header:
         raise click.UsageError("give --password-file or --trust-header: one of them decides who may use the dashboard")
     _check_address(options["host"], has_authentication=bool(credentials or header))
+    _check_server_options(options)
     target = open_target(app, database_url, schema)
     _check_database(target)
     try:
@@ -130,7 +131,7 @@ def serve(
     has_tls = options["tls_cert"] is not None
     if not has_tls and credentials and not options["proxies"] and not _is_loopback(options["host"]):
         log.warning("web: passwords travel without encryption; give --tls-cert, or serve it behind a proxy with https")
-    _serve(application, options)
+    _serve(application, options, has_authentication=bool(credentials or header))
 
 
 @web.command()
@@ -150,6 +151,7 @@ def hash_password(name: str, role: str) -> None:
       horsies web hash-password --name alice --role operator >> passwords
     """
     _require_extra()
+    from horsies.web.security import MAX_PASSWORD  # noqa: PLC0415 - an extra
     from horsies.web.security import hash_password as hashed  # noqa: PLC0415 - an extra
 
     _check_name(name)
@@ -157,8 +159,10 @@ def hash_password(name: str, role: str) -> None:
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
-    if len(password) < MIN_PASSWORD:
-        raise click.UsageError(f"the password has less than {MIN_PASSWORD} characters")
+    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
+        raise click.UsageError(
+            f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters, and this one {len(password)}"
+        )
     click.echo(f"{name} {role} {hashed(password)}")
 
 
@@ -198,8 +202,10 @@ def _require_extra() -> None:
 
 
 def _check_name(name: str) -> None:
-    if not name.isprintable() or name.split() != [name]:
-        raise click.UsageError("the name of a user in a password file is one word")
+    from horsies.web.security import is_user_name  # noqa: PLC0415 - an extra
+
+    if not is_user_name(name) or name.split() != [name] or name.startswith("#"):  # a line that starts so is a comment
+        raise click.UsageError("the name of a user in a password file is one word, and does not start with #")
 
 
 def _credentials(path: Path | None) -> "Sequence[Credential]":
@@ -207,7 +213,7 @@ def _credentials(path: Path | None) -> "Sequence[Credential]":
 
     if path is not None:
         try:
-            return read_credentials(path.read_text(), str(path))
+            return read_credentials(path.read_text("utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("the password file", [str(error)]) from error
     text = os.environ.get(PASSWORDS)
@@ -240,6 +246,13 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
+def _check_server_options(options: dict[str, Any]) -> None:
+    if not re.fullmatch(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?", options["root_path"]):
+        raise click.UsageError("--root-path is a path such as /horsies, with a slash at the start")
+    if options["tls_key"] and not options["tls_cert"]:
+        raise click.UsageError("--tls-key requires --tls-cert")
+
+
 def _check_address(host: str, *, has_authentication: bool) -> None:
     if not has_authentication and not _is_loopback(host):
         raise click.UsageError(
@@ -258,13 +271,16 @@ def _check_database(target: Horsies) -> None:
         log.warning("web: the database is unavailable, starting without it: %s", error)
 
 
-def _serve(application: Any, options: dict[str, Any]) -> None:
+def _serve(application: Any, options: dict[str, Any], *, has_authentication: bool) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
+    from horsies.web.server import MAX_CONNECTIONS, protocol_for  # noqa: PLC0415 - an extra
+
     listener = _listen(options["host"], options["port"], any_port=options["any_port"])
+    _check_address(listener.getsockname()[0], has_authentication=has_authentication)  # of a name
     config = uvicorn.Config(
         application,
-        http="h11",
+        http=protocol_for(options["proxies"]),
         ws="none",
         lifespan="on",
         root_path=options["root_path"].rstrip("/"),
@@ -278,6 +294,10 @@ def _serve(application: Any, options: dict[str, Any]) -> None:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=GRACEFUL_S,
     )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"cannot use the certificate {options['tls_cert']} with its key: {error}") from error
     server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal that stopped it once more at the end

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias, cast
 from urllib.parse import parse_qs
 
+from anyio import to_thread
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -28,7 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
-from horsies.model.errors import BrokerError, HorsiesError, NodeNotFoundError
+from horsies.model.errors import BrokerError, HorsiesError, NodeNotFoundError, NotPermittedError
 from horsies.ops.api import Ops
 from horsies.web.actions import ACTIONS, Action, Form, FormError, Jobs
 from horsies.web.live import LiveUpdates, TooManyStreamsError
@@ -46,6 +46,7 @@ from horsies.web.security import (
     User,
     client_address,
     host_of,
+    is_embedded_elsewhere,
     is_from_this_site,
     is_in,
     is_local,
@@ -55,6 +56,7 @@ from horsies.web.security import (
 )
 from horsies.web.view import Flash, Page, Payloads, Renderer, View
 
+AUTHORIZE_TIMEOUT_S: Final = 15.0
 PAGE_TIMEOUT_S: Final = 15.0  # for what a page reads; the statement that runs then is cancelled
 ACTION_TIMEOUT_S: Final = 60.0
 STATEMENT_TIMEOUT_MS: Final = 60_000  # if this process cannot cancel them any more
@@ -64,7 +66,7 @@ MAX_FORM: Final = 256 * 1024  # bytes
 MAX_FIELDS: Final = 2_000
 FORM_TIMEOUT_S: Final = 10.0  # to receive a form
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
-MAX_FLASH: Final = 1_000  # characters
+MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
 
 CSP: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -184,6 +186,13 @@ class Dashboard:
             return
         scope = self._prepared(scope)
         request = Request(scope)
+        has_unread_body = _has_body(request) and scope.get("http_version", "1.1").startswith("1")
+
+        async def receive_body() -> Message:
+            nonlocal has_unread_body
+            message = await receive()
+            has_unread_body = has_unread_body and message.get("more_body", False)
+            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -191,14 +200,12 @@ class Dashboard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
+                if has_unread_body:  # the rest is not read, so the connection cannot be used again
+                    headers["Connection"] = "close"
             await send(message)
 
-        if len(scope["path"]) + len(scope.get("query_string", b"")) > MAX_URL:
-            await PlainTextResponse("The URL is too long.", 414)(scope, receive, send_with_headers)
-        elif (refusal := self._refusal(request)) is not None:
-            await PlainTextResponse(refusal, 403)(scope, receive, send_with_headers)
-        else:
-            await self._router(scope, receive, send_with_headers)
+        answer = self._router if (refusal := self._refusal(request)) is None else refusal
+        await answer(scope, receive_body, send_with_headers)
 
     def _prepared(self, scope: Scope) -> Scope:
         """Return the scope of a request with what a trusted proxy says of it, and a path that begins with a slash below the prefix."""
@@ -208,20 +215,28 @@ class Dashboard:
         peer = scope["client"][0] if scope.get("client") else None
         if is_in(peer, self._proxies):
             headers = Headers(scope=scope)
-            address = client_address(headers.get("x-forwarded-for", ""), self._proxies)
+            # Some proxies append to the header, others add one more, after those that the client has sent.
+            address = client_address(",".join(headers.getlist("x-forwarded-for")), self._proxies)
             scope[PEER] = peer
             scope["client"] = (address, 0) if address else scope["client"]
             if headers.get("x-forwarded-proto") in {"http", "https"}:
                 scope["scheme"] = headers["x-forwarded-proto"]
         return scope
 
-    def _refusal(self, request: Request) -> str | None:
-        """Return why a request is not answered at all."""
-        host = host_of(request)
+    def _refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request of which nothing else is looked at."""
+        path, query, host = request.scope["path"], request.scope.get("query_string", b""), host_of(request)
+        if len(path) + len(query) > MAX_URL:
+            return PlainTextResponse("The URL is too long.", 414)
+        # PostgreSQL stores no such text. Names are quoted twice in paths.
+        if "\0" in path or "%00" in path or b"%00" in query or not query.isascii():
+            return PlainTextResponse("The URL has characters that no URL of ours has.", 400)
         if self._allowed_hosts and (host is None or host[0] not in self._allowed_hosts):
-            return "This name is not one of the allowed hosts of the dashboard."
+            return PlainTextResponse("This name is not one of the allowed hosts of the dashboard.", 403)
         if self._authorize is None and self._credentials is None and not is_local(request):
-            return NOT_CONFIGURED
+            return PlainTextResponse(NOT_CONFIGURED, 403)
+        if is_embedded_elsewhere(request):
+            return PlainTextResponse("Pages of other sites cannot load the dashboard as a part of themselves.", 403)
         return None
 
     @asynccontextmanager
@@ -240,13 +255,15 @@ class Dashboard:
 
     async def _user(self, request: Request, *, is_use: bool = True) -> User | Response | None:
         if self._authorize is not None:
-            if inspect.iscoroutinefunction(self._authorize):
-                found = self._authorize(request)
-            else:
-                found = await run_in_threadpool(self._authorize, request)
-            found = await found if inspect.isawaitable(found) else found
+            try:
+                async with asyncio.timeout(AUTHORIZE_TIMEOUT_S):
+                    found = await self._call_authorize(self._authorize, request)
+            except HTTPException:  # an answer of a kind
+                raise
+            except Exception as error:
+                raise AuthorizeError(repr(error)) from error
             if not isinstance(cast("object", found), User | Response | None):
-                raise TypeError(f"authorize returned {type(found).__name__} instead of a User, a Response or None")
+                raise AuthorizeError(f"it returned {type(found).__name__} instead of a User, a Response or None")
             return found
         if self._credentials is None:
             return User("local", Role.OPERATOR)
@@ -254,6 +271,13 @@ class Dashboard:
             return self._credentials.user_of_token(token)
         cookie = self._cookie(request)
         return self._sessions.user(cookie, is_use=is_use) if cookie else None
+
+    async def _call_authorize(self, authorize: Authorize, request: Request) -> User | Response | None:
+        if inspect.iscoroutinefunction(authorize):
+            return await authorize(request)
+        # One that hangs keeps its thread, but not the request.
+        found = await to_thread.run_sync(authorize, request, abandon_on_cancel=True)
+        return await found if inspect.isawaitable(found) else found
 
     def _bearer(self, request: Request) -> str | None:
         """Return the token of a request by a script. No other site can make a browser send one, so it needs no token of a form.
@@ -276,9 +300,14 @@ class Dashboard:
         return RedirectResponse(login, 303)
 
     def _cookie_name(self, request: Request, kind: str = "session") -> str:
-        """Cookies know no ports, so the name has it: dashboards on several ports of a machine do not replace each other's."""
-        host = host_of(request)
-        return f"horsies_{kind}" + (f"_{host[1]}" if host and host[1] else "")
+        """Cookies know no ports, so the name has it: dashboards on several ports of a machine do not replace each other's.
+
+        With https, browsers refuse cookies of these names from pages that were sent without encryption, and `__Host-` also from subdomains.
+        """
+        host, prefix = host_of(request), ""
+        if request.scope["scheme"] == "https":
+            prefix = "__Secure-" if request.scope.get("root_path") else "__Host-"
+        return f"{prefix}horsies_{kind}" + (f"_{host[1]}" if host and host[1] else "")
 
     def _cookie(self, request: Request) -> str | None:
         return valid_cookie(request.cookies.get(self._cookie_name(request)))
@@ -290,7 +319,7 @@ class Dashboard:
             value,
             max_age=None if value else 0,
             path=path,
-            secure=request.url.scheme == "https",
+            secure=request.scope["scheme"] == "https",
             httponly=True,
             samesite="lax",  # a link in a chat opens the dashboard; forms have their own checks
         )
@@ -357,8 +386,9 @@ class Dashboard:
         return response
 
     def _error_page(self, request: Request, status: int, message: str, user: User | None = None) -> Response:
-        if user is None:
-            return PlainTextResponse(message, status)
+        if user is None:  # a stranger learns nothing of the reason
+            is_ours = status < 500  # noqa: PLR2004 - not a failure of the server
+            return PlainTextResponse(message if is_ours else "The dashboard failed. Its log has the reason.", status)
         if self._bearer(request) is not None:
             return JSONResponse({"kind": "error", "text": message}, status)
         try:
@@ -377,15 +407,18 @@ class Dashboard:
         if topic is None:
             raise HTTPException(404)
         request = view.request
-        owner = self._cookie(request) or (request.client.host if request.client else "")
 
         async def is_allowed() -> bool:
             return isinstance(await self._user(request, is_use=False), User)
 
         try:
-            return self.live.open(topic, view.prefix, dict(view.query), f"{view.user.name} {owner}", is_allowed)
+            return self.live.open(topic, view.prefix, dict(view.query), self._owner(request, view.user), is_allowed)
         except TooManyStreamsError as error:
             return PlainTextResponse(str(error), 503, {"Retry-After": "10"})
+
+    def _owner(self, request: Request, user: User) -> tuple[str, str]:
+        """Return whose stream it is: the user, and the session."""
+        return user.name, self._cookie(request) or _address(request)
 
     async def _static(self, request: Request) -> Response:
         file = self._renderer.static_files.get(request.path_params["path"])
@@ -408,6 +441,7 @@ class Dashboard:
 
         async def answer(request: Request) -> Response:
             if self._bearer(request) is None and not is_from_this_site(request):
+                log.warning("web: form of another site refused, from %s", _address(request))
                 return PlainTextResponse("This form was sent by another site.", 403)
             form = await _read_form(request)
             return form if isinstance(form, Response) else await handle(request, form)
@@ -423,9 +457,15 @@ class Dashboard:
         async def act(request: Request, form: Form) -> Response:
             async def checked(view: View) -> Response:
                 if self._bearer(request) is None and not self._has_token(request, form, view.user):
+                    log.warning(
+                        "web: %s refused, no valid token, by %s (%s)", action.name, view.user.name, _address(request)
+                    )
                     message = "This form has expired, or it is not from a page of this dashboard. Go back, reload the page, and try again."
                     return self._error_page(request, 403, message, view.user)
                 if not view.is_operator:
+                    log.warning(
+                        "web: %s refused, read-only, by %s (%s)", action.name, view.user.name, _address(request)
+                    )
                     return self._error_page(
                         request, 403, "Your role is read-only, so you cannot change anything.", view.user
                     )
@@ -440,17 +480,20 @@ class Dashboard:
             flash = await action.act(view, form)
         except FormError as error:
             flash = Flash("error", str(error))
-        except BrokerError:
-            raise
+        except BrokerError as error:
+            if error.retryable:
+                raise
+            flash = Flash("error", str(error))  # such as what the database role may not do
         except (HorsiesError, ValueError) as error:  # an id that is none, or what the operation refuses
             flash = Flash("error", str(error))
-        log.info("web: %s by %s (%s): %s", action.name, view.user.name, _address(view.request), flash.text[:MAX_FLASH])
+        # The text may have names with line breaks.
+        log.info("web: %s by %s (%s): %r", action.name, view.user.name, _address(view.request), flash.text[:200])
         if self._bearer(view.request) is not None:
             return JSONResponse({"kind": flash.kind, "text": flash.text}, 400 if flash.kind == "error" else 200)
         response = RedirectResponse(view.local_url(flash.to or form.optional("back")), 303)
         cookie = self._cookie(view.request)
         if cookie is not None:
-            text = replace(flash, text=flash.text[:MAX_FLASH]).to_text()
+            text = flash.to_text().encode(errors="replace")[:MAX_FLASH].decode(errors="ignore")
             self._set_cookie(view.request, response, self._signer.sign(cookie, text), "flash")
         return response
 
@@ -483,28 +526,39 @@ class Dashboard:
             log.warning("web: login failed from %s", address)
             return self._login_page(request, to, "The name or the password is wrong.", 403)
         self._limits.give_back(address)
-        if (former := self._cookie(request)) is not None:
-            self._sessions.end(former)
+        self._end_session(self._cookie(request))
         log.info("web: %s logged in from %s", user.name, address)
         response = RedirectResponse(self._view(request, user).local_url(to), 303)
         self._set_cookie(request, response, self._sessions.start(user))
         return response
 
-    async def _log_out(self, request: Request, form: Form) -> Response:
-        user, cookie = await self._user(request), self._cookie(request)
-        if isinstance(user, User) and cookie is not None:
-            if not self._has_token(request, form, user):
-                return self._error_page(request, 403, "This form has expired. Reload the page, and try again.", user)
+    def _end_session(self, cookie: str | None) -> None:
+        if cookie is not None:
             self._sessions.end(cookie)
-            self.live.end_streams_of(f"{user.name} {cookie}")
-        view = self._view(request, None)
-        response = RedirectResponse(view.url("/login" if self._credentials else "/"), 303)
+            self.live.end_streams_of(cookie)
+
+    async def _log_out(self, request: Request, form: Form) -> Response:
+        if self._credentials is None:
+            return PlainTextResponse("This dashboard has no passwords.", 404)
+        user, cookie = await self._user(request), self._cookie(request)
+        if isinstance(user, User) and not self._has_token(request, form, user):
+            return self._error_page(request, 403, "This form has expired. Reload the page, and try again.", user)
+        self._end_session(cookie)
+        response = RedirectResponse(self._view(request, None).url("/login"), 303)
         self._set_cookie(request, response, "")
         return response
 
 
 async def _not_found(_view: View) -> Response:
     raise HTTPException(404)
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+class AuthorizeError(Exception):
+    """The application's `authorize` has failed."""
 
 
 class _TooLargeError(Exception):
@@ -518,11 +572,14 @@ async def _read_form(request: Request) -> Form | Response:
     try:
         async with asyncio.timeout(FORM_TIMEOUT_S):
             body = await _read_body(request)
-        return Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS))
-    except _TooLargeError:  # the rest is not read, so the connection cannot be used again
-        return PlainTextResponse(f"Forms have at most {MAX_FORM} bytes.", 413, {"Connection": "close"})
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+        if any("\0" in text for name, values in fields.items() for text in (name, *values)):
+            return PlainTextResponse("The form has characters that no text of ours has.", 400)
+        return Form(fields)
+    except _TooLargeError:
+        return PlainTextResponse(f"Forms have at most {MAX_FORM} bytes.", 413)
     except TimeoutError:
-        return PlainTextResponse("The form did not arrive in time.", 408, {"Connection": "close"})
+        return PlainTextResponse("The form did not arrive in time.", 408)
     except (ClientDisconnect, ValueError):
         return PlainTextResponse("The form cannot be read.", 400)
 
@@ -557,7 +614,8 @@ def _explain(error: Exception) -> tuple[int, str]:
             return 504, "The database did not answer in time. Choose a shorter time or more conditions, or try again."
         case BrokerError():
             log.warning("web: %s", error)
-            return 503, f"The database cannot be read at the moment: {error}"
+            is_denied = isinstance(error, NotPermittedError)
+            return (403, str(error)) if is_denied else (503, f"The database cannot be read at the moment: {error}")
         case FormError():
             return 400, str(error)
         case _:

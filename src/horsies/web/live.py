@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from horsies.model.errors import HorsiesError
 from horsies.ops.api import Ops
@@ -43,7 +43,9 @@ WRITE_TIMEOUT_S: Final = 20.0
 STOP_CHECK_S: Final = 0.5
 MAX_WAITING: Final = 8  # events that one viewer has not read yet
 MAX_STREAMS: Final = 500
-MAX_STREAMS_OF_ONE: Final = 20
+MAX_STREAMS_OF_USER: Final = 100
+MAX_STREAMS_OF_SESSION: Final = 20
+MAX_READS: Final = 4  # at a time, so that pages find a free connection, however many topics are open
 RETRY_MS: Final = 2_000  # after which a browser connects again
 
 log = logging.getLogger("horsies.web")
@@ -69,7 +71,8 @@ class TooManyStreamsError(Exception):
 class _Viewer:
     """One stream. None in its queue is the end."""
 
-    owner: str
+    user: str
+    session: str
     queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue[bytes | None](MAX_WAITING))
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -114,27 +117,42 @@ class LiveUpdates:
         self.topics = {topic.name: topic for topic in topics}
         self._pollers: dict[_Key, _Poller] = {}
         self._stop_watch: asyncio.Task[None] | None = None
-        self._owners: Counter[str] = Counter()
+        self._reads = asyncio.Semaphore(MAX_READS)
+        self._users: Counter[str] = Counter()
+        self._sessions: Counter[tuple[str, str]] = Counter()
         self._is_closed = False
 
     def open(
-        self, topic: Topic, prefix: str, params: Params, owner: str, is_allowed: Callable[[], Awaitable[bool]]
+        self,
+        topic: Topic,
+        prefix: str,
+        params: Params,
+        owner: tuple[str, str],
+        is_allowed: Callable[[], Awaitable[bool]],
     ) -> Response:
-        """Return the response that streams the events of a topic. `owner` is a session: its number of streams is limited."""
-        if self._owners.total() >= MAX_STREAMS or self._owners[owner] >= MAX_STREAMS_OF_ONE or self._is_closed:
-            raise TooManyStreamsError("too many live pages are open; close some, or reload this one from time to time")
-        return _EventStream(self, (prefix, topic.name, tuple(sorted(params.items()))), _Viewer(owner), is_allowed)
+        """Return the response that streams the events of a topic. The number of streams of its owner, a user and a session, is limited.
 
-    def end_streams_of(self, owner: str) -> None:
+        The user, too: without a login here, sessions can be invented.
+        """
+        if (
+            self._users.total() >= MAX_STREAMS
+            or self._users[owner[0]] >= MAX_STREAMS_OF_USER
+            or self._sessions[owner] >= MAX_STREAMS_OF_SESSION
+            or self._is_closed
+        ):
+            raise TooManyStreamsError("too many live pages are open; close some, or reload this one from time to time")
+        return _EventStream(self, (prefix, topic.name, tuple(sorted(params.items()))), _Viewer(*owner), is_allowed)
+
+    def end_streams_of(self, session: str) -> None:
         """End the streams of a session."""
         for poller in self._pollers.values():
             for viewer in poller.viewers:
-                if viewer.owner == owner:
+                if viewer.session == session:
                     viewer.has_ended.set()
 
     @property
     def stream_count(self) -> int:
-        return self._owners.total()
+        return self._users.total()
 
     @property
     def poller_count(self) -> int:
@@ -148,15 +166,15 @@ class LiveUpdates:
             poller = self._pollers[key] = _Poller(self.topics[name], dict(params), prefix)
             poller.task = asyncio.create_task(self._poll(poller))
         poller.viewers.add(viewer)
-        self._owners[viewer.owner] += 1
+        self._users[viewer.user] += 1
+        self._sessions[viewer.user, viewer.session] += 1
         if self._stop_watch is None:
             self._stop_watch = asyncio.create_task(self._watch_server())
         return f"retry: {RETRY_MS}\n\n".encode() + b"".join(poller.sent.values())
 
     def leave(self, key: _Key, viewer: _Viewer) -> None:
-        self._owners[viewer.owner] -= 1
-        if not self._owners[viewer.owner]:
-            del self._owners[viewer.owner]
+        self._users -= Counter([viewer.user])  # without those that have none left
+        self._sessions -= Counter([(viewer.user, viewer.session)])
         poller = self._pollers[key]
         poller.viewers.discard(viewer)
         if not poller.viewers:
@@ -193,7 +211,8 @@ class LiveUpdates:
         while True:
             started = time.monotonic()
             try:
-                async with asyncio.timeout(READ_TIMEOUT_S):
+                async with self._reads, asyncio.timeout(READ_TIMEOUT_S):
+                    started = time.monotonic()
                     data = await poller.topic.read(self._ops(), poller.params)
                 if data is None:
                     poller.send({"gone": ""})
@@ -226,12 +245,13 @@ class _EventStream(Response):
         self._live, self._key, self._viewer, self._is_allowed = live, key, viewer, is_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         if scope["method"] == "HEAD":
+            await send(start)
             await send({"type": "http.response.body", "body": b""})
             return
-        first = self._live.join(self._key, self._viewer)
-        writing = asyncio.create_task(self._write(send, first))
+        first = self._live.join(self._key, self._viewer)  # before anything else can run: the limits were just checked
+        writing = asyncio.create_task(self._write(send, start, first))
         others = [
             asyncio.create_task(_wait_for_disconnect(receive)),
             asyncio.create_task(self._viewer.has_ended.wait()),
@@ -247,9 +267,10 @@ class _EventStream(Response):
             async with asyncio.timeout(1):
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _write(self, send: Send, event: bytes) -> None:
+    async def _write(self, send: Send, start: Message, event: bytes) -> None:
         """Return when the stream is to end."""
         checked = time.monotonic()
+        await send(start)
         while True:
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):

@@ -16,6 +16,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -129,21 +130,23 @@ def _from_text(text: str) -> bytes:
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
-_HASH: Final = re.compile(
-    r"scrypt\.(?:1[0-8])\.(?:[1-9]|1[0-6])\.(?:[1-9]|1[0-6])\.[\w-]{22}\.[\w-]{43}|token\.[0-9a-f]{64}"
-)
+# With these parameters, scrypt takes at most 150 MB.
+_HASH: Final = re.compile(r"scrypt\.1[0-7]\.[1-9]\.[1-9]\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}|token\.[0-9a-f]{64}")
 
 
 def read_credentials(text: str, source: str) -> list[Credential]:
     """Read lines such as `alice operator scrypt.…`. A line that is only the hash of a password is for `admin`, an operator."""
     found: list[Credential] = []
     problems: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         name, role, hashed = ["admin", Role.OPERATOR, *words] if len(words) == 1 else [*words, "", "", ""][:3]
-        if role not in set(Role):
+        # A line may have a password by mistake, so nothing of it is shown.
+        if not is_user_name(name):
+            problems.append(f"line {number}: the name has 1 to {MAX_NAME} printable characters")
+        elif role not in set(Role):
             problems.append(f"line {number}: the role is {' or '.join(Role)}")
         elif len(words) > 3 or not _HASH.fullmatch(hashed):  # noqa: PLR2004 - a name, a role and a hash
             problems.append(f"line {number}: expected NAME ROLE HASH, as `horsies web hash-password` prints it")
@@ -385,7 +388,7 @@ def host_of(request: HTTPConnection) -> tuple[str, int | None] | None:
 
 
 def _split_host(text: str) -> tuple[str, int | None] | None:
-    if not re.fullmatch(r"[A-Za-z0-9.:\[\]_-]{1,300}", text):
+    if not re.fullmatch(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", text):
         return None
     try:
         parts = urlsplit(f"//{text}")
@@ -405,14 +408,31 @@ def is_loopback_name(name: str) -> bool:
 
 
 def is_local(request: HTTPConnection) -> bool:
-    """Whether the request comes from this machine and was meant for it. What a proxy has forwarded came from elsewhere."""
+    """Whether the request comes from this machine and was meant for it. What a proxy has forwarded came from elsewhere.
+
+    Not all proxies say so. nginx without further configuration names itself as the host, but speaks HTTP/1.0; and the page that has sent a form
+    is then at another address.
+    """
     host = host_of(request)
     is_loopback = request.client is not None and is_loopback_name(request.client.host)
+    origin = request.headers.get("origin")
+    page = host if origin is None else _split_host(origin.partition("://")[2])
     return (
         is_loopback
         and host is not None
         and is_loopback_name(host[0])
+        and page is not None
+        and is_loopback_name(page[0])
+        and request.scope.get("http_version") != "1.0"
         and not any(name in request.headers for name in _FORWARDED)
+    )
+
+
+def is_embedded_elsewhere(request: HTTPConnection) -> bool:
+    """Whether a page of another site loads this as a part of itself: an image, a script, a frame, a stream. A link to a page is none."""
+    is_foreign = request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+    return is_foreign and (
+        request.headers.get("sec-fetch-mode") != "navigate" or request.headers.get("sec-fetch-dest") != "document"
     )
 
 
@@ -422,14 +442,12 @@ def is_from_this_site(request: HTTPConnection) -> bool:
         return site == "same-origin"
     if (origin := request.headers.get("origin")) is None:
         return True  # not a browser, or an old one: there is still the token
-    host, parts = host_of(request), urlsplit(origin)
-    try:
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
+    scheme, _, rest = origin.partition("://")
+    host, page = host_of(request), _split_host(rest)
+    if host is None or page is None or scheme not in _DEFAULT_PORTS:
         return False
-    if host is None or parts.scheme not in _DEFAULT_PORTS:
-        return False
-    return (parts.hostname, port) == (host[0], host[1] or _DEFAULT_PORTS[parts.scheme])
+    default = _DEFAULT_PORTS[scheme]
+    return (page[0], page[1] or default) == (host[0], host[1] or default)
 
 
 class ProxyHeader:
@@ -456,6 +474,11 @@ class ProxyHeader:
     def __call__(self, request: Request) -> User | None:
         peer = request.scope.get(PEER) or (request.client.host if request.client else None)
         names = request.headers.getlist(self.header)
-        if not is_in(peer, self.proxies) or len(names) != 1 or not is_user_name(names[0]):
+        if not is_in(peer, self.proxies) or len(names) != 1:
             return None
-        return User(names[0], Role.OPERATOR if names[0] in self._operators else self._default_role)
+        name = names[0]
+        with suppress(UnicodeDecodeError):  # servers decode headers as Latin-1
+            name = name.encode("latin-1").decode()
+        if not is_user_name(name):
+            return None
+        return User(name, Role.OPERATOR if name in self._operators else self._default_role)

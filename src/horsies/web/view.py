@@ -25,7 +25,10 @@ from horsies.ops.api import Ops
 from horsies.web.security import Role, User
 
 Payloads: TypeAlias = Literal["show", "mask", "hide"]
-_LOCAL_PATH: Final = re.compile(r"/(?![/\\])[!-\[\]-~]{0,4000}")  # no backslash, which browsers take for a slash
+_LOCAL_PATH: Final = re.compile(r"/(?!/)[!-\[\]-~]{0,4000}")  # no backslash, which browsers take for a slash
+_UPWARDS: Final = re.compile(
+    r"/(?:\.|%2e){1,2}(?:[/?#]|$)", re.IGNORECASE
+)  # a part of a path that leads out of our prefix
 MASKED: Final = "•••"
 _MIN_GZIP: Final = 1_000  # bytes
 
@@ -107,7 +110,8 @@ class View:
 
     def local_url(self, path: str | None) -> str:
         """Return the link to a path that a form has named, such as its field `back`. One that could lead to another site becomes that of the first page."""
-        return self.prefix + (path if path and _LOCAL_PATH.fullmatch(path) else "/")
+        is_local = path is not None and _LOCAL_PATH.fullmatch(path) and not _UPWARDS.search(path)
+        return f"{self.prefix}{path if is_local else '/'}"
 
     def render(self, template: str, /, *, status: int = 200, **data: object) -> Response:
         """Render a template with this view and these values."""
