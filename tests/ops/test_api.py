@@ -93,6 +93,39 @@ def test_a_bulk_action_refuses_tasks_that_it_cannot_change(ops: Ops) -> None:
         ops.retry_matching(TaskFilter(statuses=[TaskStatus.RUNNING]))
 
 
+def test_a_task_that_ended_again_since_it_was_selected_is_not_retried(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    send_new(broker, 2)
+    first, second = fail_all(broker)
+    action = ops.retry_matching(TaskFilter(error_code="BROKEN"))
+    verb = action.act(ops.list_tasks(action.filters).tasks)
+    ops.retry_tasks([first])  # by someone else
+    fail_all(broker)
+    sql.execute("update horsies.finished set error_code = 'OTHER' where id = %s", [first])
+    assert broker.run(verb) == {"RETRIED": 1, "NOT_ENDED": 1}
+    assert ops.get_statuses([first, second]) == {first: TaskStatus.FAILED, second: TaskStatus.PENDING}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([], {"CANCELLED": 1, "REQUESTED": 1}),
+        (["PENDING", "CLAIMED"], {"CANCELLED": 1, "LEFT": 1}),
+        (["RUNNING"], {"LEFT": 1, "REQUESTED": 1}),
+        (["RUNNING", "PENDING"], {"CANCELLED": 1, "REQUESTED": 1}),
+    ],
+)
+def test_tasks_are_cancelled_only_in_the_statuses_of_the_filter(
+    statuses: list[str], expected: dict[str, int], ops: Ops, broker: PostgresBroker
+) -> None:
+    tasks = send_new(broker, 2)
+    selected = ops.list_tasks().tasks
+    action = ops.cancel_matching(TaskFilter(statuses=[TaskStatus(status) for status in statuses]))
+    assert claim(broker, 1)[0].id == tasks[0].id  # starts before it can be cancelled
+    assert broker.run(action.act(selected)) == expected
+
+
 # -- dead workers
 
 

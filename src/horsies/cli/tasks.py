@@ -268,7 +268,10 @@ def _run_action(
             raise click.exceptions.Exit(1)
 
 
-_WORDS = {outcome.name: outcome.value for outcome in (*CancelOutcome, *RetryOutcome)} | {"PURGED": "deleted"}
+_WORDS = {outcome.name: outcome.value for outcome in (*CancelOutcome, *RetryOutcome)} | {
+    "PURGED": "deleted",
+    "LEFT": "started, released or ended since they were selected, and left alone",
+}
 
 
 def _bulk(act_on_matching: Callable[[TaskFilter], BulkAction], task_filter: TaskFilter) -> BulkAction:

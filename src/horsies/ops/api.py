@@ -72,7 +72,7 @@ MAX_SLOTS = 1_000
 MAX_LOGS = 100  # of attempts, each of up to 128 KiB
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
-LEFT = "LEFT"  # a task that started before it could be cancelled
+LEFT = "LEFT"  # a task that has started, was released, or has ended since it was selected
 
 
 class OpsApp(Protocol):
@@ -236,18 +236,27 @@ class Ops:
     retry_tasks_async = retry_tasks.for_asyncio
 
     def cancel_matching(self, filters: TaskFilter) -> BulkAction:
-        """Cancel all live tasks that match, in batches: see `BulkAction`."""
+        """Cancel all live tasks that match, in batches: see `BulkAction`.
+
+        With statuses in the filter, a task that has started since it was selected is not stopped unless RUNNING is among them; and if only RUNNING is, tasks
+        that were released since are left alone.
+        """
 
         def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
             return _counting(partial(control.cancel_tasks, [task.id for task in batch]))
 
+        if filters.statuses and TaskStatus.RUNNING not in filters.statuses:
+            act = partial(_cancel_some, CancelOutcome.CANCELLED, control.cancel_unstarted_tasks)
+        elif {*filters.statuses} == {TaskStatus.RUNNING}:
+            act = partial(_cancel_some, CancelOutcome.REQUESTED, control.cancel_running_tasks)
         return self._bulk(filters, act, "cancel tasks", LIVE, default=LIVE)
 
     def retry_matching(self, filters: TaskFilter, *, force: bool = False) -> BulkAction:
         """Retry all finished tasks that match, in batches. Without statuses in the filter: those that failed."""
 
         def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
-            return _counting(Requeue([task.id for task in batch], force=force))
+            claim_nos = {task.id: task.claim_no for task in batch}
+            return _counting(Requeue(claim_nos, force=force, claim_nos=claim_nos))
 
         return self._bulk(filters, act, "retry tasks", FINAL, default=[TaskStatus.FAILED])
 
@@ -352,14 +361,7 @@ class Ops:
     def purge_queue(self, name: str) -> BulkAction:
         """Cancel all tasks of a queue that have not started, in batches. Running tasks are left alone."""
 
-        def act(batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
-            def run() -> Op[Mapping[str, int]]:
-                ended = yield from control.cancel_unstarted_tasks([task.id for task in batch])
-                outcomes = {CancelOutcome.CANCELLED.name: len(ended), LEFT: len(batch) - len(ended)}
-                return {outcome: count for outcome, count in outcomes.items() if count}
-
-            return run
-
+        act = partial(_cancel_some, CancelOutcome.CANCELLED, control.cancel_unstarted_tasks)
         unstarted = [TaskStatus.PENDING, TaskStatus.CLAIMED]
         return self._bulk(TaskFilter(queue_name=name), act, "purge queue", unstarted, default=unstarted)
 
@@ -736,6 +738,19 @@ def describe_filter(filters: TaskFilter) -> str:
     parts = [" or ".join(filters.statuses)] if filters.statuses else []
     parts += [f"{name}={value}" for name, value in others.items() if value is not None]
     return ", ".join(parts) or "all tasks"
+
+
+def _cancel_some(
+    outcome: CancelOutcome, cancel: Callable[[Sequence[TaskId]], Op[list[TaskId]]], batch: Sequence[TaskSummary]
+) -> Verb[Mapping[str, int]]:
+    """Cancel those of these tasks that `cancel` applies to, and leave the others."""
+
+    def run() -> Op[Mapping[str, int]]:
+        changed = yield from cancel([task.id for task in batch])
+        counts = {outcome.name: len(changed), LEFT: len(batch) - len(changed)}
+        return {name: count for name, count in counts.items() if count}
+
+    return run
 
 
 def _counting(

@@ -12,7 +12,7 @@ holder meet at the row of the key: the requeue locks it and changes its `send_id
 **Purge.** Finished tasks are deleted before their retention ends. Live tasks are never touched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -69,6 +69,13 @@ def cancel_unstarted_tasks(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
     return [task_id for (task_id,) in ended]
 
 
+def cancel_running_tasks(task_ids: Sequence[TaskId]) -> Op[list[TaskId]]:
+    """Request those of these tasks that are running to stop, and return their ids."""
+    lock, _, request = cancel_queries(task_ids)
+    _, _, requested, _ = yield from execute(SQL["begin_cancel"](), lock, request, SQL["commit_cancel"]())
+    return [task_id for task_id, *_ in requested]
+
+
 def cancel_queries(task_ids: Sequence[TaskId]) -> list[Query]:
     """Return three statements for a transaction: lock the tasks, end those that have not started, request the others to stop."""
     ids = sorted(task_ids)
@@ -114,9 +121,13 @@ class StoredEnding:
 class Requeue:
     """The operation that requeues tasks. It keeps the endings that it has read, so that it can be run again if its answer was lost."""
 
-    def __init__(self, task_ids: Sequence[TaskId], *, force: bool = False) -> None:
+    def __init__(
+        self, task_ids: Collection[TaskId], *, force: bool = False, claim_nos: Mapping[TaskId, int] | None = None
+    ) -> None:
+        """With `claim_nos`, tasks that have been claimed again since are left alone: they count as NOT_ENDED."""
         self._ids = sorted(set(task_ids))
         self._force = force
+        self._claim_nos = claim_nos
         self._endings: list[StoredEnding] | None = None
 
     def __call__(self) -> Op[dict[TaskId, RetryOutcome]]:
@@ -126,6 +137,7 @@ class Requeue:
             self._endings = [
                 StoredEnding(task_id, claim_no, task_name, TaskStatus(status), *rest)
                 for task_id, claim_no, task_name, status, *rest in found
+                if self._claim_nos is None or self._claim_nos[task_id] == claim_no
             ]
         outcomes = {ending.id: refusal for ending in self._endings if (refusal := self._refusal(ending))}
         if allowed := [ending for ending in self._endings if ending.id not in outcomes]:
