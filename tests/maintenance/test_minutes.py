@@ -285,7 +285,7 @@ def test_old_minutes_are_deleted(broker: PostgresBroker, sql: psycopg.Connection
     now = current(sql)
     for hours in (26, 24):
         sql.execute(
-            "insert into horsies.task_minutes values (%s, 'q', 't', 1, 0, 0, 0, 0, '{}', '{}')",
+            "insert into horsies.task_minutes values (%s, 'q', 't', 1, 0, 0, 0, 0, array_fill(0, array[27]), array_fill(0, array[27]))",
             [now - timedelta(hours=hours)],
         )
         sql.execute(

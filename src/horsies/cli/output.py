@@ -8,6 +8,7 @@ or a file, and with `--wide`, nothing is cut.
 """
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -96,7 +97,7 @@ def to_text(value: object) -> str:
         case None:
             return NOTHING
         case datetime():
-            return value.astimezone().strftime("%Y-%m-%d %H:%M:%S%z")
+            return _to_local(value).strftime("%Y-%m-%d %H:%M:%S%z")
         case timedelta():
             return format_duration(value.total_seconds())
         case float():
@@ -105,6 +106,13 @@ def to_text(value: object) -> str:
             return ", ".join(to_text(part) for part in cast("Sequence[object]", value)) or NOTHING
         case _:
             return printable(str(value))
+
+
+def _to_local(time: datetime) -> datetime:
+    try:
+        return time.astimezone()
+    except OverflowError:  # at the end of the range, such as infinity in the database
+        return time
 
 
 def to_age(time: datetime | None, now: datetime) -> str | None:
@@ -129,9 +137,27 @@ def cut(text: str, width: int) -> str:
 
 def show_json(value: object, *, indent: int | None = 2) -> None:
     """Print JSON, with times in ISO 8601 and durations in seconds."""
-    text = json.dumps(value, default=_to_json, indent=indent, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=_to_json, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # JSON has no infinity, but a column of a hand-written row may
+        text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
     # Within strings of JSON: no other part has such characters, except the line ends of `indent`.
     click.echo(_UNPRINTABLE_IN_LINES.sub(lambda match: json.dumps(match[0])[1:-1], text))
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values with null for each number that is not finite."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case str() | int() | None:
+            return value
+        case dict():
+            return {str(name): _finite(each) for name, each in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_finite(each) for each in cast("Sequence[Any]", value)]
+        case _:
+            return _finite(_to_json(value))
 
 
 def _to_json(value: object) -> Any:

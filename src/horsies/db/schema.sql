@@ -675,7 +675,8 @@ CREATE TABLE horsies.task_minutes (
     expired integer NOT NULL,
     retried integer NOT NULL,
     waited integer[] NOT NULL,
-    ran integer[] NOT NULL
+    ran integer[] NOT NULL,
+    CONSTRAINT task_minutes_histograms_are_complete CHECK (((cardinality(waited) = 27) AND (cardinality(ran) = 27)))
 );
 
 CREATE TABLE horsies.worker_states (

@@ -19,7 +19,7 @@ limit %(limit)s::integer;
 select id::text, task_name, case when isfinite(started_at) then extract(epoch from now() - started_at)::float end
 from {schema}.tasks
 where status = 'RUNNING'
-and started_at + (timeout_ms + %(grace_ms)s::integer) * interval '1 ms' < now() - %(after_s)s::float * interval '1 s'
+and started_at < now() - %(after_s)s::float * interval '1 s' - (timeout_ms::bigint + %(grace_ms)s::integer) * interval '1 ms'
 limit %(limit)s::integer;
 
 -- name: get_unpromoted_tasks
@@ -144,7 +144,7 @@ crash as (
 ),
 crashes as (
     select
-        task_name, sum(deaths)::integer as deaths, count(*) filter (where is_live) as live, count(*) filter (where not is_live) as ended,
+        task_name, sum(deaths)::bigint as deaths, count(*) filter (where is_live) as live, count(*) filter (where not is_live) as ended,
         (array_agg(id::text order by is_live desc, deaths desc))[1] as example,
         (array_agg(message order by at desc nulls last))[1] as message,
         max(at) as at,

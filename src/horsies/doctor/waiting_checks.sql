@@ -101,7 +101,7 @@ cross join lateral generate_series(
 ) as past (minute)
 cross join unnest(%(queues)s::text[]) as wanted (queue_name)
 join {schema}.task_minutes as point on point.minute = past.minute and point.queue_name = left(wanted.queue_name, 200)
-where minutes_until.minute > now() - interval '5 minutes'
+where minutes_until.minute between now() - interval '5 minutes' and now()
 group by point.queue_name, point.task_name
 limit 1000;
 

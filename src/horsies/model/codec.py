@@ -597,9 +597,14 @@ def encode_error(error: TaskError, max_bytes: int = DEFAULT_MAX_BYTES, task_id: 
     return _error_json(error.error_code, _cut(message, longest), cut_data)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON that other software may have written. Raises ValueError for all that cannot be read, also if it is nested too deeply."""
+    return from_json(text)
+
+
 def decode_error(text: str | bytes) -> TaskError:
     try:
-        stored = from_json(text)
+        stored = parse_json(text)
         return TaskError(error_code=stored["error_code"], message=stored.get("message", ""), data=stored.get("data"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PayloadError(f"the stored error cannot be read: {one_line(repr(error))}") from None

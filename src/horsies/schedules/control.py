@@ -182,7 +182,7 @@ class ScheduleInfo:
         try:
             return str(pattern_from_json(self.pattern))
         except ValueError:
-            return str(dict(self.pattern))
+            return str(self.pattern)
 
     def next_slots(self, count: int) -> list[datetime]:
         """Return the next slots. Raises ValueError for a pattern or a time zone that this process does not know."""

@@ -32,7 +32,7 @@ left join lateral (
                 {schema}.error_message(case when finished.is_sensitive is not true then finished.error end) as message
             from {schema}.finished
             where finished.id = run.task_id
-            and finished.finished_at >= run.decided_at - interval '1 hour'
+            and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
             and finished.status <> 'CANCELLED'
             order by finished.finished_at desc
             limit 1
@@ -123,7 +123,7 @@ left join lateral (
         {schema}.error_message(case when finished.is_sensitive is not true then finished.error end), finished.finished_at
     from {schema}.finished
     where finished.id = run.task_id
-    and finished.finished_at >= run.decided_at - interval '1 hour'
+    and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
     limit 1
 ) as task on true
 order by run.id desc;

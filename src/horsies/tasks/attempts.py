@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from horsies.db.statement import Op, Row, load, one, rows
 from horsies.model.attempt_log import LogLine, lines_from_json
+from horsies.model.codec import parse_json
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.sensitive import hide_error
@@ -116,7 +117,7 @@ def _complete(attempt: Attempt, error_text: str | None, logs: Collection[int]) -
 
 def _attempt_from_json(text: object, position: int, logs: Collection[int]) -> Attempt:
     try:
-        stored: dict[str, Any] = json.loads(cast("str", text))
+        stored: dict[str, Any] = parse_json(cast("str", text))
         error_code = _text_or_none(stored["error_code"])
         attempt = Attempt(
             _integer(stored["attempt"]) or position,
@@ -129,7 +130,7 @@ def _attempt_from_json(text: object, position: int, logs: Collection[int]) -> At
             _integer(stored.get("claim_no")),
         )
         return _complete(attempt, json.dumps(stored["error"]), logs)
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+    except (TypeError, ValueError, LookupError, AttributeError):
         message = f"this attempt was not recorded by horsies: {str(text)[:_MAX_UNREADABLE]}"
         error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
         failed = Attempt(position, AttemptOutcome.FAILED, None, None, None, None, str(error.error_code), None)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from horsies.db.errors import DeniedError
 from horsies.db.statement import Op, Query, Rows, execute, load, one, plan_for_values, rows
-from horsies.model.codec import decode_error
+from horsies.model.codec import decode_error, parse_json
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import PayloadError
 from horsies.model.result import TaskError
@@ -120,7 +120,7 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
         TaskStatus(status),
         *rest,
         error=decode_stored_error(error),
-        progress=json.loads(progress) if progress else None,
+        progress=decode_progress(progress),
         failed_attempts=[
             attempt
             for number, text in enumerate(failed or (), 1)
@@ -129,10 +129,19 @@ def get_info(task_id: TaskId) -> Op[TaskInfo | None]:
     )
 
 
+def decode_progress(text: str | None) -> dict[str, Any] | None:
+    """Decode a column that may be null. What horsies has not written is left out."""
+    try:
+        stored = parse_json(text or "null")
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", stored) if isinstance(stored, dict) else None
+
+
 def _decode_attempt(text: object, number: int) -> FailedAttempt | None:
     """Return an attempt that has failed and counts; None for others. `tasks/attempts.py` has all of them."""
     try:
-        stored: dict[str, Any] = json.loads(cast("str", text))
+        stored: dict[str, Any] = parse_json(cast("str", text))
         if stored["error_code"] is None or stored.get("counted") is False:
             return None
         return FailedAttempt(

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from horsies.db.statement import Op, execute, load, one, rows
+from horsies.model.codec import parse_json
 from horsies.model.task import TaskId
 from horsies.tasks.ids import to_id
 
@@ -131,7 +132,7 @@ def children_to_json(children: Sequence[ChildState]) -> str:
 def children_from_json(text: str | None) -> list[ChildState]:
     """Return what a worker has stored, without what other software may have written there."""
     try:
-        stored = json.loads(text or "[]")
+        stored = parse_json(text or "[]")
     except ValueError:
         return []
     each_stored = cast("list[object]", stored) if isinstance(stored, list) else []

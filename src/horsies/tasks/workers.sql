@@ -34,7 +34,7 @@ select
                 select finished.status
                 from {schema}.finished
                 where finished.id = held.id
-                and finished.finished_at >= dead.last_heartbeat_at - interval '1 hour'
+                and finished.finished_at >= greatest(dead.last_heartbeat_at, '1970-01-01 00:00+00') - interval '1 hour'
                 limit 1
             ) as stored on true
             group by 1

@@ -223,8 +223,10 @@ left join lateral (
     select finished.started_at
     from {schema}.finished
     where finished.id = nodes.task_id
-    and finished.finished_at >= nodes.finished_at - interval '1 day'
-    and finished.finished_at <= nodes.finished_at + interval '1 day'
+    -- A hand-written time may be at an end of the range.
+    and nodes.finished_at between '1970-01-01 00:00+00' and '9999-12-31 00:00+00'
+    and finished.finished_at >= greatest(nodes.finished_at, '1970-01-01 00:00+00') - interval '1 day'
+    and finished.finished_at <= least(nodes.finished_at, '9999-12-31 00:00+00') + interval '1 day'
     limit 1
 ) as finished_task on true
 where nodes.workflow_id = any(%(runs)s::uuid[])

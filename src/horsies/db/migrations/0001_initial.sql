@@ -422,7 +422,9 @@ create table {schema}.task_minutes (
     retried integer not null,
     waited integer[] not null,
     ran integer[] not null,
-    constraint task_minutes_pkey primary key (minute, queue_name, task_name)
+    constraint task_minutes_pkey primary key (minute, queue_name, task_name),
+    -- The end of a bucket is a power of two, which must fit.
+    constraint task_minutes_histograms_are_complete check (cardinality(waited) = 27 and cardinality(ran) = 27)
 );
 
 -- The failures among them, grouped by task, code and the first line of the message, with numbers and ids masked.
