@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horsies.web import filters, overview_pages
+from horsies.web.filters import FILTERS as COMMON_FILTERS
 from horsies.web.live import Topic
+from horsies.web.overview_pages import PAGES as OVERVIEW_PAGES
+from horsies.web.overview_pages import TOPICS as OVERVIEW_TOPICS
 from horsies.web.view import Page
 
-PAGES: Sequence[Page] = (*overview_pages.PAGES,)
-TOPICS: Sequence[Topic] = (*overview_pages.TOPICS,)
-FILTERS: Mapping[str, Callable[..., Any]] = {**filters.FILTERS}
+PAGES: Sequence[Page] = (*OVERVIEW_PAGES,)
+TOPICS: Sequence[Topic] = (*OVERVIEW_TOPICS,)
+FILTERS: Mapping[str, Callable[..., Any]] = {**COMMON_FILTERS}
