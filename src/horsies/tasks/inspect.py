@@ -434,6 +434,10 @@ class TaskDetail:
     result_bytes: int | None
     args: str | None
     result: str | None
+    schedule_name: str | None
+    """The schedule that has enqueued it, while its run is remembered."""
+    trace_id: str | None
+    """That of its sender's trace, 32 hexadecimal digits, if the sender is instrumented."""
 
 
 def get_task_detail(task_id: TaskId, *, characters: int = 0) -> Op[tuple[TaskInfo, TaskDetail] | None]:

@@ -356,7 +356,14 @@ select
     octet_length(task.args::text),
     octet_length(task.result::text),
     case when %(characters)s::integer > 0 then left(task.args::text, %(characters)s::integer) end,
-    case when %(characters)s::integer > 0 then left(task.result::text, %(characters)s::integer) end
+    case when %(characters)s::integer > 0 then left(task.result::text, %(characters)s::integer) end,
+    (
+        select schedule_runs.schedule_name
+        from {schema}.schedule_runs
+        where schedule_runs.task_id = %(id)s::uuid
+        limit 1
+    ),
+    substring(left(task.trace, 4000) from '"traceparent"\s*:\s*"[0-9a-f]{2}-([0-9a-f]{32})-')
 from {schema}.all_tasks as task
 left join {schema}.tasks as live on live.id = task.id
 left join {schema}.nodes on nodes.id = task.node_id

@@ -22,7 +22,7 @@ leaves alone what is the same. Rows that may move have a `data-key`. Nothing is 
 
 **Actions** are forms with method POST and the fields `csrf` (`view.csrf_token`), `back` (the path to return to, as in `view.path`) and those of the action (the
 docstring of each in `actions.py`). The answer is a redirect (303) to `back`, where `view.flash` is what happened: `Flash(kind, text)`, with kind "success", "error" or
-"info". A script may send the token as the header `X-CSRF-Token` instead. Buttons are only for operators: `view.is_operator`. The server refuses others in any case.
+"info"; or a page, if nothing was changed. A script may send the token as the header `X-CSRF-Token` instead. Buttons are only for operators: `view.is_operator`. The server refuses others in any case.
 
 **Live fragments** are rendered once for all viewers, so they know no `view`: nothing of a user may be in them, such as a token, or a button that depends on the
 role. `Topic("task", read_task, {"state": "live/task_state.html"})` in `TOPICS` makes `url("/live/task", id=task.id)` a stream; after `read_task(ops, {"id": …})` its

@@ -77,6 +77,11 @@ class Form:
         for name in names - {"statuses", "ids"}:
             if (text := self.optional(name)) is not None:
                 given[name] = _parse_time(text) if name in {"since", "until"} else text
+        if "error_summary" in self.fields:
+            # The code or the message of an error group may be empty. Without that condition, the failures of other groups would be selected, too.
+            given |= {
+                name: self.optional(name) or "" for name in ("error_code", "error_summary") if name in self.fields
+            }
         try:
             statuses = [TaskStatus(status) for status in self.fields.get("statuses", ()) if status]
         except ValueError as error:
@@ -93,10 +98,10 @@ def _parse_time(text: str) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action: its name in the path, and what does it."""
+    """An action: its name in the path, and what does it. It returns what to say on the page that the user goes back to, or a page of its own."""
 
     name: str
-    act: Callable[[View, Form], Awaitable[Flash]]
+    act: Callable[[View, Form], Awaitable[Flash | Response]]
 
 
 async def cancel_tasks(view: View, form: Form) -> Flash:

@@ -54,6 +54,7 @@ from horsies.web.security import (
     parse_networks,
     valid_cookie,
 )
+from horsies.web.task_pages import ACTIONS as TASK_ACTIONS
 from horsies.web.view import Flash, Page, Payloads, Renderer, View
 
 AUTHORIZE_TIMEOUT_S: Final = 15.0
@@ -164,10 +165,9 @@ class Dashboard:
             Route("/login", self._show_login, methods=["GET"]),
             Route("/login", self._posted(self._log_in), methods=["POST"]),
             Route("/logout", self._posted(self._log_out), methods=["POST"]),
-            *(Route(f"/actions/{action.name}", self._action(action), methods=["POST"]) for action in ACTIONS),
             *(
                 Route(f"/actions/{action.name}", self._action(action), methods=["POST"])
-                for action in self._jobs.actions
+                for action in (*ACTIONS, *TASK_ACTIONS, *self._jobs.actions)
             ),
             Route("/live/{topic}", self._guarded(self._stream, is_use=False), methods=["GET"]),
             Route("/jobs/{job_id}", self._guarded(self._jobs.show), methods=["GET"]),
@@ -486,6 +486,9 @@ class Dashboard:
             flash = Flash("error", str(error))  # such as what the database role may not do
         except (HorsiesError, ValueError) as error:  # an id that is none, or what the operation refuses
             flash = Flash("error", str(error))
+        if isinstance(flash, Response):
+            log.info("web: %s by %s (%s)", action.name, view.user.name, _address(view.request))
+            return flash
         # The text may have names with line breaks.
         log.info("web: %s by %s (%s): %r", action.name, view.user.name, _address(view.request), flash.text[:200])
         if self._bearer(view.request) is not None:
