@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from markupsafe import Markup
+
 NOTHING: Final = "\N{EN DASH}"
 SOON_S: Final = 10.0  # an age below this is "just now"
 _INVISIBLE: Final = re.compile(r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
@@ -100,6 +102,16 @@ def segment(name: str) -> str:
     return text.replace(".", "%2E") if text in {".", ".."} else text
 
 
+def code_spans(text: str) -> Markup:
+    """Show what is between backticks as code. Everything else is escaped."""
+    parts = [Markup.escape(visible(part)) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # one without its counterpart
+        return Markup("`").join(parts)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts)
+    )
+
+
 def cut(value: object, length: int = 80) -> str:
     """Shorten a text."""
     text = str(value)
@@ -108,6 +120,7 @@ def cut(value: object, length: int = 80) -> str:
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "age": age,
+    "code_spans": code_spans,
     "count": count,
     "cut": cut,
     "duration": duration,

@@ -1,22 +1,315 @@
 """The overview, the queues, the workers, the doctor and the audit."""
 
+import asyncio
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from starlette.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
 
+from horsies.doctor.findings import Finding, FindingCode
+from horsies.model.graph import WorkflowStatus
+from horsies.model.status import TaskStatus
 from horsies.ops.api import Ops
-from horsies.web.live import Topic
+from horsies.tasks.ids import to_task_id
+from horsies.tasks.inspect import TaskFilter, TaskSummary, WorkerSummary
+from horsies.tasks.queues import QueueSummary
+from horsies.tasks.workers import to_worker_id
+from horsies.web.charts import Bucket, latency_chart, load_chart, memory_chart, throughput_chart, to_buckets
+from horsies.web.live import Params, Topic
 from horsies.web.view import Page, View
+
+HOUR, DAY = 60, 24 * 60
+DAY_BUCKET: Final = 10  # minutes
+TOP: Final = 5
+FINDINGS, ALIKE = 12, 3  # how many are not folded, and how many of one kind
+LONGEST: Final = 8
+UNDER_WAY: Final = 6
+FEW: Final = 12  # rows of a table on the overview
+STALE_S: Final = 15.0  # since a heartbeat
+MAX_STATES: Final = 300
+PER_PAGE: Final = 50
+OPEN: Final = (WorkflowStatus.RUNNING, WorkflowStatus.PAUSED, WorkflowStatus.PENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A button beside a finding: an action on what the finding is about."""
+
+    action: str
+    label: str
+    field: str
+    confirm: str | None = None
+
+
+REMEDIES: Final[Mapping[FindingCode, Sequence[Remedy]]] = {
+    FindingCode.QUEUE_PAUSED: [Remedy("resume-queue", "Resume", "name")],
+    FindingCode.QUEUE_BLOCKED: [
+        Remedy("cancel-tasks", "Cancel the task", "id", "Cancel the task that blocks the queue?")
+    ],
+    FindingCode.SCHEDULE_FAILING: [Remedy("pause-schedule", "Pause", "name")],
+    FindingCode.WORKFLOW_PAUSED: [Remedy("resume-workflow", "Resume", "id")],
+    FindingCode.WORKFLOW_PAUSED_BY_ERROR: [
+        Remedy("retry-workflow", "Retry", "id"),
+        Remedy("resume-workflow", "Go on without it", "id"),
+    ],
+}
+
+
+def _data_of_findings(findings: Sequence[Finding], shown: int = 1_000, alike: int = 1_000) -> dict[str, Any]:
+    """The worst first. Those beyond `shown`, and beyond so many of one kind, are folded: many of one kind must not hide another kind."""
+    seen = Counter[FindingCode]()
+    first, folded = list[Finding](), list[Finding]()
+    for finding in sorted(findings, key=lambda each: -each.severity):
+        seen[finding.code] += 1
+        (first if len(first) < shown and seen[finding.code] <= alike else folded).append(finding)
+    return {"findings": first, "folded": folded, "remedies": REMEDIES}
+
+
+# -- the overview
 
 
 async def show_overview(view: View) -> Response:
-    return view.render("overview.html", queues=await view.ops.list_queues_async())
+    data, server = await asyncio.gather(read_overview(view.ops, view.query), view.ops.get_server_info_async())
+    return view.render("overview.html", **data, server=server)
 
 
-async def read_overview(ops: Ops, _params: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"queues": await ops.list_queues_async()}
+async def read_overview(ops: Ops, params: Params) -> dict[str, Any]:
+    minutes = _minutes(params)
+    findings, queues, series, errors = await asyncio.gather(
+        ops.findings_async(),
+        ops.list_queues_async(),
+        read_series(ops, minutes),
+        ops.error_groups_async(hours=minutes / 60, limit=TOP),
+    )
+    running, workers, dead, workflows, counts = await asyncio.gather(
+        ops.list_running_async(limit=LONGEST),
+        ops.list_workers_async(),
+        ops.list_dead_workers_async(limit=TOP),
+        ops.list_workflows_async(statuses=OPEN, limit=UNDER_WAY),
+        ops.count_workflows_async(),
+    )
+    return {
+        **_data_of_findings(findings, FINDINGS, ALIKE),
+        **series,
+        "queues": sorted(queues, key=_is_busy)[:FEW],
+        "queue_count": len(queues),
+        "waiting": sum(queue.waiting for queue in queues),
+        "in_flight": sum(queue.running for queue in queues),
+        "errors": errors,
+        "running": running,
+        "workers": sorted(workers, key=_is_missing)[:FEW],
+        "worker_count": len(workers),
+        "dead": dead,
+        "runs": workflows.runs,
+        "run_counts": counts,
+        "stale_s": STALE_S,
+    }
 
 
-PAGES: Sequence[Page] = (Page("/", show_overview),)
-TOPICS: Sequence[Topic] = (Topic("overview", read_overview, {"queues": "live/queues.html"}),)
+def _is_busy(queue: QueueSummary) -> tuple[bool, float, str]:
+    """Order by what waits for the longest."""
+    return (queue.paused_at is None, -(queue.oldest_waiting_s or 0), queue.name)
+
+
+def _is_missing(worker: WorkerSummary) -> bool:
+    return worker.heartbeat_age_s < STALE_S
+
+
+def _minutes(params: Params) -> int:
+    return DAY if params.get("minutes") == str(DAY) else HOUR
+
+
+async def read_series(ops: Ops, minutes: int, **names: str) -> dict[str, Any]:
+    """Read what `live/charts.html` shows: of all tasks, of a queue or of a task."""
+    points = await ops.time_series_async(minutes=minutes, **names)
+    buckets: list[Bucket] = to_buckets(points, DAY_BUCKET if minutes == DAY else 1)
+    return {
+        "minutes": minutes,
+        "buckets": buckets,
+        "charts": [throughput_chart(buckets), latency_chart(buckets)],
+        "totals": {
+            "completed": sum(bucket.completed for bucket in buckets),
+            "failed": sum(bucket.failed for bucket in buckets),
+            "other": sum(bucket.other for bucket in buckets),
+        },
+        "is_complete": all(bucket.is_complete for bucket in buckets),
+    }
+
+
+# -- queues
+
+
+async def show_queues(view: View) -> Response:
+    return view.render("queues.html", **await read_queues(view.ops, view.query))
+
+
+async def read_queues(ops: Ops, _params: Params) -> dict[str, Any]:
+    queues, totals = await asyncio.gather(ops.list_queues_async(), ops.queue_totals_async())
+    return {"queues": queues, "totals": {each.name: each for each in totals}}
+
+
+async def show_queue(view: View) -> Response:
+    name = view.name
+    if not name:
+        return RedirectResponse(view.url("/queues"), 303)
+    purge = None
+    if "purge" in view.query:
+        filters = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
+        purge = await view.ops.preview_count_async(filters)
+    data = await read_queue(view.ops, {**view.query, "name": name})
+    return view.render("queue.html", **data, purge=purge)
+
+
+async def read_queue(ops: Ops, params: Params) -> dict[str, Any]:
+    name, minutes = params.get("name", ""), _minutes(params)
+    queues, series, totals, workers, findings = await asyncio.gather(
+        ops.list_queues_async(),
+        read_series(ops, minutes, queue_name=name),
+        ops.task_totals_async(minutes=minutes, queue_name=name),
+        ops.list_workers_async(),
+        ops.findings_async(),
+    )
+    queue = next((each for each in queues if each.name == name), None)
+    about = [each for each in findings if each.data.get("queue") == name]
+    return {
+        **_data_of_findings(about),
+        **series,
+        "queue": queue or QueueSummary(name),
+        "exists": queue is not None,
+        "task_totals": totals[:PER_PAGE],
+        "workers": [worker for worker in workers if name in worker.queues][:PER_PAGE],
+        "stale_s": STALE_S,
+    }
+
+
+# -- workers
+
+
+async def show_workers(view: View) -> Response:
+    return view.render("workers.html", **await read_workers(view.ops, view.query))
+
+
+async def read_workers(ops: Ops, _params: Params) -> dict[str, Any]:
+    workers, dead = await asyncio.gather(ops.list_workers_async(), ops.list_dead_workers_async())
+    return {"workers": workers, "dead": dead, "stale_s": STALE_S}
+
+
+async def show_worker(view: View) -> Response:
+    data = await read_worker(view.ops, view.path_params)
+    if data is None:
+        raise HTTPException(404)
+    return view.render("worker.html", **data)
+
+
+async def read_worker(ops: Ops, params: Params) -> dict[str, Any] | None:
+    """None if nothing is known of it, or not any more."""
+    try:
+        worker_id = to_worker_id(params.get("worker_id", ""))
+    except ValueError:
+        return None
+    children, states, workers, dead = await asyncio.gather(
+        ops.list_children_async(worker_id),
+        ops.list_worker_states_async(worker_id, limit=MAX_STATES),
+        ops.list_workers_async(),
+        ops.list_dead_workers_async(),
+    )
+    worker = next((each for each in workers if each.id == worker_id), None)
+    death = next((each for each in dead if each.id == worker_id), None)
+    if worker is None and death is None and not states:
+        return None
+    tasks: Sequence[TaskSummary] = []
+    if death is not None and death.task_ids:
+        tasks = (await ops.list_tasks_async(TaskFilter(ids=death.task_ids), limit=len(death.task_ids))).tasks
+    history = states[::-1]
+    return {
+        "worker_id": worker_id,
+        "worker": worker,
+        "death": death,
+        "children": children,
+        "tasks": tasks,
+        "state": states[0] if states else None,
+        "states": history,
+        "charts": [memory_chart(history), load_chart(history)] if len(history) > 1 else [],
+        "stale_s": STALE_S,
+    }
+
+
+# -- the doctor
+
+
+async def show_doctor(view: View) -> Response:
+    is_full = "all" in view.query
+    started = time.monotonic()
+    findings = await view.ops.findings_async(all_checks=is_full)
+    took_s = time.monotonic() - started
+    return view.render("doctor.html", **_data_of_findings(findings), is_full=is_full, took_s=took_s)
+
+
+async def read_doctor(ops: Ops, _params: Params) -> dict[str, Any]:
+    return _data_of_findings(await ops.findings_async())
+
+
+# -- the audit
+
+
+async def show_audit(view: View) -> Response:
+    try:
+        after = to_task_id(view.query["after"]) if "after" in view.query else None
+    except ValueError:
+        raise HTTPException(404) from None
+    entries = await view.ops.list_audit_async(limit=PER_PAGE + 1, after=after)
+    more = entries[PER_PAGE - 1].id if len(entries) > PER_PAGE else None
+    return view.render("audit.html", entries=entries[:PER_PAGE], more=more, is_first=after is None)
+
+
+PAGES: Sequence[Page] = (
+    Page("/", show_overview),
+    Page("/queues", show_queues),
+    Page("/queues/{name:path}", show_queue),
+    Page("/workers", show_workers),
+    Page("/workers/{worker_id}", show_worker),
+    Page("/doctor", show_doctor),
+    Page("/audit", show_audit),
+)
+TOPICS: Sequence[Topic] = (
+    Topic(
+        "overview",
+        read_overview,
+        {
+            name: f"live/{name}.html"
+            for name in (
+                "findings",
+                "totals",
+                "charts",
+                "few_queues",
+                "few_errors",
+                "running",
+                "few_workers",
+                "few_dead",
+                "few_runs",
+            )
+        },
+    ),
+    Topic("queues", read_queues, {"queues": "live/queues.html"}),
+    Topic(
+        "queue",
+        read_queue,
+        {
+            "state": "live/queue.html",
+            "charts": "live/charts.html",
+            "tasks": "live/queue_tasks.html",
+            "workers": "live/few_workers.html",
+        },
+    ),
+    Topic("workers", read_workers, {"workers": "live/workers.html", "dead": "live/dead_workers.html"}),
+    Topic(
+        "worker",
+        read_worker,
+        {"state": "live/worker.html", "children": "live/children.html", "charts": "live/worker_charts.html"},
+    ),
+    Topic("doctor", read_doctor, {"findings": "live/findings.html"}),
+)

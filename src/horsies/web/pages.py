@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from horsies.web.filters import FILTERS as SHARED_FILTERS
+from horsies.web.filters import FILTERS as COMMON_FILTERS
 from horsies.web.live import Topic
 from horsies.web.overview_pages import PAGES as OVERVIEW_PAGES
 from horsies.web.overview_pages import TOPICS as OVERVIEW_TOPICS
@@ -14,4 +14,4 @@ from horsies.web.view import Page
 
 PAGES: Sequence[Page] = (*OVERVIEW_PAGES, *TASK_PAGES)
 TOPICS: Sequence[Topic] = (*OVERVIEW_TOPICS, *TASK_TOPICS)
-FILTERS: Mapping[str, Callable[..., Any]] = {**SHARED_FILTERS, **TASK_FILTERS}
+FILTERS: Mapping[str, Callable[..., Any]] = {**COMMON_FILTERS, **TASK_FILTERS}

@@ -21,7 +21,9 @@ function setAttributes(old, wanted) {
 }
 
 function change(old, wanted) {
-  if (old.isEqualNode(wanted)) return;
+  if (old.isEqualNode(wanted) || old.dataset?.keep !== undefined) return;
+  // The text of a time is set by this script.
+  if (old.tagName === "TIME" && wanted.tagName === "TIME" && old.dateTime === wanted.dateTime) return;
   if (old.nodeType !== Node.ELEMENT_NODE) {
     old.nodeValue = wanted.nodeValue;
     return;
@@ -192,10 +194,48 @@ function age(text) {
 }
 
 function updateTimes(root = document) {
-  for (const time of $$("time[datetime]:not([data-absolute])", root)) {
-    const text = age(time.dateTime);
-    if (time.textContent !== text && !text.includes("NaN")) time.textContent = text;
+  for (const time of $$("time[datetime]", root)) {
+    const moment = new Date(time.dateTime);
+    if (Number.isNaN(moment.getTime())) continue;
+    const text = "clock" in time.dataset ? CLOCK.format(moment) : age(time.dateTime);
+    if (time.textContent !== text) time.textContent = text;
+    if (!time.dataset.isLocal) {
+      time.dataset.isLocal = "yes";
+      time.title = FULL.format(moment);
+    }
   }
+}
+
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+
+// -- charts: the column under the pointer, in words from the table beside them
+
+function startCharts() {
+  for (const name of ["pointermove", "pointerleave"]) {
+    document.addEventListener(name, (event) => {
+      const svg = name === "pointermove" && event.target instanceof Element ? event.target.closest(".plot")?.querySelector("svg") : null;
+      const figure = svg?.closest("[data-chart]");
+      for (const each of $$("[data-chart]")) if (each !== figure) read(each, null);
+      if (!svg) return;
+      const box = svg.getBoundingClientRect();
+      const columns = svg.viewBox.baseVal.width;
+      const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+      read(figure, column >= 0 && column < columns ? column : null);
+    }, true);
+  }
+}
+
+function read(figure, column) {
+  const table = $(`[data-of-chart~="${figure.dataset.chart}"]`);
+  const row = column === null ? null : table?.tBodies[0].rows[column];
+  const names = row ? [...table.tHead.rows[0].cells].map((cell) => cell.textContent.toLowerCase()) : [];
+  const shown = (figure.dataset.columns || "").split(" ").filter(Boolean).map(Number);
+  const words = row ? shown.map((index) => `${names[index]} ${row.cells[index].textContent}`) : [];
+  const text = row ? `${row.cells[0].textContent}: ${words.join(", ")}` : "";
+  const output = $(".readout", figure);
+  if (output.textContent !== text) output.textContent = text;
+  $(".cursor", figure).setAttribute("d", row ? `M${column + 0.5} 0v100` : "");
 }
 
 // -- the theme
@@ -364,11 +404,21 @@ function startCopying() {
   });
 }
 
+// Forms whose answer takes long say so.
+function startProgress() {
+  document.addEventListener("submit", (event) => {
+    const hint = event.target.querySelector("[data-progress]");
+    if (hint && !event.defaultPrevented) hint.hidden = false;
+  });
+}
+
 startTheme();
 startSelections();
 startConfirmations();
 startKeyboard();
 startCopying();
+startCharts();
+startProgress();
 startStreams();
 updateTimes();
 setInterval(updateTimes, 5_000);
