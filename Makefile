@@ -20,7 +20,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-growth bench-mix bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
+.PHONY: help demo test check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ bench-growth: $(ready) ## compare the rate with a million rows, 500 queues, an o
 
 bench-mix: $(ready) ## mix fast and slow tasks, and measure what waits behind what
 	$(bin)/python -m benchmarks.mix $(ARGS)
+
+bench-operators: $(ready) ## time every query of app.ops with 1 000 000 finished and 100 000 waiting tasks; 10 minutes
+	$(bin)/python -m benchmarks.operator_queries $(ARGS)
 
 bench-recovery: $(ready) ## measure the time to recover from outages, lost connections and killed workers; 4 minutes
 	$(bin)/python -m benchmarks.recovery $(ARGS)

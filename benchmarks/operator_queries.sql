@@ -66,7 +66,7 @@ select
     case when number > 64 and number %% 10 <= 1 then now() + interval '1 hour' else sent_at end,
     case when number > 64 and number %% 10 = 1 then 1 else 0 end,
     case when number > 64 and number %% 10 = 1 then {schema}.add_failed_attempt(
-        null, 1, 'BUSY', json_build_object('error_code', 'BUSY', 'message', 'no room for ' || number, 'data', null), null, sent_at, sent_at
+        null, 1, 1, 'BUSY', json_build_object('error_code', 'BUSY', 'message', 'no room for ' || number, 'data', null), null, null, sent_at, sent_at, true
     ) end,
     case when number <= 64 then ('00000000-0000-4000-8000-0000000000' || lpad((number %% 20)::text, 2, '0'))::uuid end,
     case when number <= 64 then sent_at end, case when number <= 64 then sent_at end, case when number <= 64 then now() + interval '1 hour' end
