@@ -12,10 +12,11 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance.rescue import expire_tasks
 from horsies.tasks.finish import finish_tasks
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, run
 from tests.cli.test_tasks import register
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, new_task, send, send_new
+from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
 from tests.recovery.steps import insert_rows
 
@@ -172,7 +173,7 @@ def test_the_status_has_queues_workers_and_finished_tasks(
     assert found.keys() == {
         "now", "server", "findings", "queues", "error_groups", "longest_running", "workers", "dead_workers", "schedules",
         "failing_schedules", "unknown", "workflows",
-        "finished_last_hour", "oldest_waiting_s",
+        "finished_last_hour", "oldest_waiting_s", "not_permitted",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
     assert found["finished_last_hour"] == {"COMPLETED": 1, "FAILED": 0, "CANCELLED": 0, "EXPIRED": 0}
@@ -200,3 +201,23 @@ def test_a_watch_repeats_until_ctrl_c_and_exits_without_an_error(database: str) 
     assert process.returncode == 0
     assert "Traceback" not in errors
     assert "Aborted" not in errors
+
+
+def test_the_status_shows_what_its_role_may_read_and_names_the_rest(
+    database: str, plain_user: PlainUser, sql: psycopg.Connection, broker: PostgresBroker
+) -> None:
+    send_new(broker, 1)
+    sql.execute(f"grant usage on schema horsies to {plain_user.name}".encode())
+    for table in ("schema_versions", "tasks", "queues", "finished"):
+        sql.execute(f"grant select on horsies.{table} to {plain_user.name}".encode())
+    ran = run("status", database_url=plain_user.url(database))
+    assert (ran.code, ran.err) == (0, "")
+    hidden = {"queues", "error groups", "workers", "dead workers", "schedules", "workflows", "ended"}
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("not permitted")]
+    assert hidden == set(line.removeprefix("not permitted").partition(":")[0].strip().split(", "))
+    assert "CHECK_NOT_PERMITTED: workers: permission denied for table workers; " in ran.out
+    assert "none is registered" not in ran.out
+    assert "last hour" not in ran.out
+    found = run("status", "--json", database_url=plain_user.url(database)).json
+    assert {name.replace("_", " ") for name in found["not_permitted"]} == hidden
+    assert found["unknown"] == []

@@ -7,9 +7,10 @@ has shorter versions, and the parts that matter least are shortened first. In a 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ from horsies.cli.queues import queue_table
 from horsies.cli.workers import dead_worker_table, worker_table
 from horsies.doctor.findings import Finding, Severity
 from horsies.model.database_url import mask_passwords
-from horsies.model.errors import HorsiesError
+from horsies.model.errors import HorsiesError, NotPermittedError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.model.validation import format_duration
@@ -75,6 +76,8 @@ class Snapshot:
     unknown: Sequence[UnknownTasks]
     workflows: Mapping[WorkflowStatus, int]
     ended: Mapping[TaskStatus, int]
+    not_permitted: Collection[str]
+    """The names of the fields that the role of this process may not read. They are empty."""
 
 
 @dataclass(slots=True)
@@ -145,21 +148,28 @@ def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
 
 
 def _read(target: Horsies) -> Snapshot:
+    """Read all parts. A role that may not read some of them sees the others."""
     ops = target.ops
-    return Snapshot(
-        now=ops.read_clock(),
-        server=ops.get_server_info(),
-        findings=ops.findings(),
-        queues=ops.list_queues(),
-        error_groups=ops.error_groups(hours=1, limit=TOP),
-        longest_running=ops.list_running(limit=1),
-        workers=ops.list_workers(),
-        dead_workers=ops.list_dead_workers(limit=TOP),
-        schedules=ops.list_schedules(),
-        unknown=ops.list_unknown_tasks(),
-        workflows=ops.count_workflows(),
-        ended=ops.count_ended(minutes=MINUTES),
-    )
+    parts: dict[str, tuple[Callable[[], Any], Any]] = {
+        "findings": (ops.findings, []),
+        "queues": (ops.list_queues, []),
+        "error_groups": (partial(ops.error_groups, hours=1, limit=TOP), []),
+        "longest_running": (partial(ops.list_running, limit=1), []),
+        "workers": (ops.list_workers, []),
+        "dead_workers": (partial(ops.list_dead_workers, limit=TOP), []),
+        "schedules": (ops.list_schedules, []),
+        "unknown": (ops.list_unknown_tasks, []),
+        "workflows": (ops.count_workflows, {}),
+        "ended": (partial(ops.count_ended, minutes=MINUTES), {}),
+    }
+    found, not_permitted = dict[str, Any](), list[str]()
+    for name, (read, nothing) in parts.items():
+        try:
+            found[name] = read()
+        except NotPermittedError:
+            found[name] = nothing
+            not_permitted.append(name)
+    return Snapshot(now=ops.read_clock(), server=ops.get_server_info(), **found, not_permitted=not_permitted)
 
 
 def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
@@ -179,6 +189,7 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
         "workflows": snapshot.workflows,
         "finished_last_hour": snapshot.ended,
         "oldest_waiting_s": max(waits, default=None),
+        "not_permitted": snapshot.not_permitted,
     }
 
 
@@ -281,7 +292,18 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     unknown = Section([list(_unknown(snapshot, width)), []])
     totals = Section([_totals(snapshot), []])
     header = Section([[_header(target, snapshot, width)]])
-    sections = [header, findings, queues, errors, workers, dead, longest, unknown, schedules, totals]
+    denied = Section([_not_permitted(snapshot, width)])
+    named = {
+        "queues": queues,
+        "error_groups": errors,
+        "workers": workers,
+        "dead_workers": dead,
+        "longest_running": longest,
+        "unknown": unknown,
+        "schedules": schedules,
+    }
+    shown = [section for name, section in named.items() if name not in snapshot.not_permitted]
+    sections = [header, denied, findings, *shown, totals]
     # What the findings have said already goes before the findings are cut.
     shortened = [
         workers,
@@ -477,10 +499,20 @@ def _unknown(snapshot: Snapshot, width: int) -> Iterator[Text]:
 def _totals(snapshot: Snapshot) -> list[Text]:
     total, parts = sum(snapshot.ended.values()), {kind: count for kind, count in snapshot.ended.items() if count}
     words = f": {counts_text(parts)}" if parts else ""
-    return [
-        _fact("workflows", counts_text(snapshot.workflows) or "none under way"),
-        _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}"),
-    ]
+    lines = {
+        "workflows": _fact("workflows", counts_text(snapshot.workflows) or "none under way"),
+        "ended": _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}"),
+    }
+    return [line for name, line in lines.items() if name not in snapshot.not_permitted]
+
+
+def _not_permitted(snapshot: Snapshot, width: int) -> list[Text]:
+    names = ", ".join(name.replace("_", " ") for name in snapshot.not_permitted)
+    return (
+        wrap("not permitted  ", f"{names}: grant SELECT on all tables of the schema to this user", width)
+        if names
+        else []
+    )
 
 
 def _fact(name: str, value: str) -> Text:

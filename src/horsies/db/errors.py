@@ -98,9 +98,9 @@ def broker_error(error: psycopg.Error, server: str = "PostgreSQL") -> BrokerErro
             f"the tables of horsies are not in this database ({error.diag.message_primary}); "
             "run `horsies migrate`, or start a worker once, with a user who may create them"
         )
-    text = mask_passwords(str(error).strip()) or type(error).__name__
     if isinstance(error, DeniedError):
-        return NotPermittedError(f"{server}: {text}; the database role of this process was not granted it")
+        return NotPermittedError(f"{server}: {short_text(error)}; the database role of this process was not granted it")
+    text = mask_passwords(str(error).strip()) or type(error).__name__
     return BrokerError(
         f"{server}: {text}", retryable=classify(error) in (ErrorKind.CONTENTION, ErrorKind.CONNECTION_LOST)
     )

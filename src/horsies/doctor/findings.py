@@ -121,7 +121,9 @@ class FindingCode(Enum):
     CHECK_TIMED_OUT = _warning(
         "Run it again with a longer `--timeout`; if it still times out, look for a session that holds a lock (`pg_locks`)."
     )
-    CHECK_NOT_PERMITTED = _warning("Grant the role `pg_monitor` to this user, or run the doctor as another user.")
+    CHECK_NOT_PERMITTED = _warning(
+        "Grant SELECT on all tables of the schema to this user, and the role `pg_monitor` for what belongs to the server."
+    )
     CHECK_FAILED = _warning("Read the error; if the database is healthy, report it as a bug of horsies.")
     # -- the server
     POSTGRES_TOO_OLD = _error("Upgrade the server; horsies is tested with PostgreSQL 14 and newer.")

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, cast
 
 from horsies.db.dedicated import DedicatedConnection
-from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, short_text
 from horsies.db.pooler import UnsuitableEncoding
 from horsies.db.statement import Op, Query, Request, Rows, execute, load, rows
 from horsies.doctor import database_checks, queue_checks, waiting_checks
@@ -238,7 +238,7 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
     if error.sqlstate in _TIMED_OUT:
         code = FindingCode.CHECK_TIMED_OUT
     elif error.sqlstate == _NOT_PERMITTED:
-        code = FindingCode.CHECK_NOT_PERMITTED
+        code, message = FindingCode.CHECK_NOT_PERMITTED, short_text(error)
     elif error.sqlstate in _UNDEFINED:
         explanation = FindingCode.SCHEMA_OLDER
     if explanation and report.has(explanation):
