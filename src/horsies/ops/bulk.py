@@ -77,7 +77,7 @@ class BulkAction:
 
     def _run(self, verb: Verb[TaskPage]) -> BulkProgress | None:
         page = self.broker.run(verb, again=verb)
-        if not page.tasks:
+        if not page.tasks and self._selected:
             return None
         act = self._act(page.tasks)
         return self._note(page, self.broker.run(act, again=act))
@@ -86,7 +86,7 @@ class BulkAction:
         while not self._is_done:
             select = self._select()
             page = await self.broker.run_async(select, again=select)
-            if not page.tasks:
+            if not page.tasks and self._selected:
                 return
             act = self._act(page.tasks)
             yield self._note(page, await self.broker.run_async(act, again=act))
@@ -95,13 +95,15 @@ class BulkAction:
         return partial(list_all_tasks, self.filters, limit=BATCH, after=self._after)
 
     def _act(self, batch: Sequence[TaskSummary]) -> Verb[Mapping[str, int]]:
-        """Act on a batch, and keep the count in the audit up to date."""
+        """Act on a batch, and keep the count in the audit up to date. The first one may be empty: that no task matched is recorded, too."""
         verb, changed = self.act(batch), sum(self._outcomes[name] for name in self.changes)
 
         def run() -> Op[Mapping[str, int]]:
             if self._selected == 0:
                 yield from begin_action(self._entry_id, self.actor, self.action, self.target)
-            outcomes = yield from verb()
+            outcomes: Mapping[str, int] = {}
+            if batch:
+                outcomes = yield from verb()
             yield from end_action(self._entry_id, changed + sum(outcomes.get(name, 0) for name in self.changes))
             return outcomes
 

@@ -19,6 +19,7 @@ from dataclasses import fields as dataclass_fields
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -73,10 +74,12 @@ class Form:
         if unknown := self.fields.keys() - names - {"csrf", "back", "force"}:
             # To ignore a condition would act on more tasks than were meant.
             raise FormError(f"there is no condition {', '.join(sorted(unknown))}")
-        given: dict[str, Any] = {"ids": self.many("ids")} if "ids" in self.fields else {}
+        given: dict[str, Any] = {"ids": [_parse_id(text) for text in self.many("ids")]} if "ids" in self.fields else {}
         for name in names - {"statuses", "ids"}:
+            if len(set(filter(None, self.fields.get(name, ())))) > 1:
+                raise FormError(f"the condition {name} is given twice")
             if (text := self.optional(name)) is not None:
-                given[name] = _parse_time(text) if name in {"since", "until"} else text
+                given[name] = _PARSERS.get(name, str)(text)
         if "error_summary" in self.fields:
             # The code or the message of an error group may be empty. Without that condition, the failures of other groups would be selected, too.
             given |= {
@@ -94,6 +97,21 @@ def _parse_time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise FormError(f"{text[:40]!r} is not a time") from None
+
+
+def _parse_id(text: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise FormError(f"{text[:40]!r} is not an id") from None
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "since": _parse_time,
+    "until": _parse_time,
+    "worker": _parse_id,
+    "workflow_id": _parse_id,
+}
 
 
 @dataclass(frozen=True, slots=True)
