@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
             "ts": timestamp.replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "message": _message(record),
+            "message": message_of(record),
             "pid": record.process,
             **task_fields(),
         }
@@ -105,7 +105,8 @@ class JsonFormatter(logging.Formatter):
         return "{" + ", ".join(f"{json.dumps(name)}: {_to_json(value)}" for name, value in fields.items()) + "}"
 
 
-def _message(record: logging.LogRecord) -> str:
+def message_of(record: logging.LogRecord) -> str:
+    """Return the text of a record, whatever its format and its arguments are."""
     try:
         return record.getMessage()
     except Exception as error:  # noqa: BLE001 - the format and arguments are the user's, or an object's __str__

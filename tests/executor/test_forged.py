@@ -10,6 +10,7 @@ from horsies.executor.protocol import (
     Done,
     Forked,
     ForkExited,
+    LogLines,
     LoopAlive,
     Message,
     Pong,
@@ -18,11 +19,13 @@ from horsies.executor.protocol import (
     Returned,
     pack,
 )
+from horsies.model.attempt_log import LoggedLine
 from tests.fixtures.pools import FakeDispatcher, open_pool
 from tests.worker.test_child_recall import send_together
 
 FORGING = "tests.apps.forging:app"
 COMPLETED = Done(2, "COMPLETED", 5, None, '"forged"', None)
+LINES = [LoggedLine(1, 1.0, "INFO", "shop", "forged", None)]
 FAILED = Done(2, "FAILED", 5, "FORGED", None, "{}")
 
 
@@ -47,6 +50,7 @@ FORGED: dict[str, bytes] = {
     "ForkExited, of the fork server": pack(ForkExited(1, 0)),
     "a message for a child": framed(6, b"(\x00\x00\x00\x00"),
     "a tuple of two thousand million": framed(17, b"(\xff\xff\xff\x7f"),
+    "a log line with a zero byte": framed(pack(LogLines(1, LINES))[4], b'[1, [[1, 1, "", "", "\\u0000", null]]]'),
     "progress out of range": framed(pack(Progress(1, None, None))[4], b"[1, 1e999, null]"),
 }
 
@@ -81,7 +85,18 @@ async def test_a_child_that_sends_an_invalid_message_is_killed_and_no_other_task
         assert {*dispatcher.crashed} == {forger}
 
 
-@pytest.mark.parametrize("message", [Pong(7), Pong(99), LoopAlive(), Progress(99, 0.5, "x"), Progress(1, 0.5, "x")])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Pong(7),
+        Pong(99),
+        LoopAlive(),
+        Progress(99, 0.5, "x"),
+        Progress(1, 0.5, "x"),
+        LogLines(99, LINES),
+        LogLines(1, LINES),
+    ],
+)
 async def test_a_valid_message_out_of_place_changes_nothing(message: Message, tmp_path: Path) -> None:
     async with open_pool(FORGING, processes=2, prefetch=3) as dispatcher:
         forger, _behind, other = await forge(dispatcher, pack(message), tmp_path)

@@ -22,6 +22,7 @@ from horsies.executor.protocol import (
     ForkExited,
     Interrupt,
     KeepRunning,
+    LogLines,
     LoopAlive,
     Message,
     Ping,
@@ -38,6 +39,7 @@ from horsies.executor.protocol import (
     Unpacker,
     pack,
 )
+from horsies.model.attempt_log import MAX_LINE, MAX_LINES, LoggedLine
 from horsies.model.status import Misfit
 
 numbers = st.integers(0, 2**63)
@@ -50,6 +52,9 @@ reals = st.floats(allow_nan=False)
 sizes = st.floats(0, 1e9)
 codes = st.from_regex(r"\A[A-Z][A-Z0-9_]{0,20}\Z")
 storable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200)
+lines = st.builds(
+    LoggedLine, st.integers(1, 2**31 - 1), st.floats(0, 2e11), storable, storable, storable, st.none() | storable
+)
 pauses = st.none() | st.integers(0, 1_000_000)
 
 orders: st.SearchStrategy[Message] = st.one_of(
@@ -99,6 +104,7 @@ reports: st.SearchStrategy[Message] = st.one_of(
     st.builds(Returned, st.lists(numbers, max_size=5, unique=True)),
     st.builds(Pong, numbers),
     st.just(LoopAlive()),
+    st.builds(LogLines, numbers, st.lists(lines, max_size=3)),
 )
 BOTH_WAYS = [(orders, Unpacker), (reports, ReportUnpacker)]
 
@@ -199,6 +205,12 @@ def test_bytes_from_a_child_are_never_unmarshalled(body: bytes) -> None:
             read(framed(kind, body))
 
 
+INVALID_LINES: list[Any] = [
+    None, 5, "x", {}, [None], [[]], [[0, 1.0, "", "", "", None]], [[True, 1.0, "", "", "", None]], [[1, -1, "", "", "", None]],
+    [[1, float("nan"), "", "", "", None]], [[1, 1e300, "", "", "", None]], [[1, 1, "", "", None, None]], [[1, 1, "", "", "\0", None]],
+    [[1, 1, "", "\ud800", "", None]], [[1, 1, "", "", "", 1]], [[1, 1, "", "", "x" * (MAX_LINE + 1), None]], [[1, 1, "", "", ""]],
+    [[1, 1, "", "", "", None]] * (MAX_LINES + 1),
+]  # fmt: skip
 OF_ANOTHER_KIND: list[tuple[Message, Any]] = [
     (Progress(1, 0.5, "x"), [1, float("nan"), "x"]),
     (Progress(1, 0.5, "x"), [1, 1.5, "x"]),
@@ -216,6 +228,7 @@ OF_ANOTHER_KIND: list[tuple[Message, Any]] = [
     (Returned([1]), [[1.0]]),
     (Returned([1]), [1]),
     (Returned([1]), [[[]]]),
+    *((LogLines(1, []), [1, invalid]) for invalid in INVALID_LINES),
     (Pong(1), [None]),
     (LoopAlive(), [1]),
     (LoopAlive(), {}),

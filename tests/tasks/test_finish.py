@@ -8,12 +8,13 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.statement import Query
+from horsies.model.attempt_log import KeptLines, LoggedLine
 from horsies.model.codec import encode_error
 from horsies.model.result import TaskError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
-from horsies.model.task import NewTask, TaskOptions
-from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done, release_tasks
+from horsies.model.task import Claim, Ending, NewTask, TaskOptions
+from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done, release_tasks, store_logs
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
 from tests.fixtures.eventually import wait_until_blocked
@@ -269,3 +270,46 @@ def test_one_view_shows_live_and_finished_tasks(broker: PostgresBroker, sql: psy
         (second.id, "RUNNING", None, False),
         (third.id, "PENDING", None, False),
     ]
+
+
+# -- log lines
+
+
+def logged(held: Claim, text: str = "hello") -> Ending:
+    lines = KeptLines([LoggedLine(1, 1.0, "INFO", "shop", text, None)])
+    return completed(held)._replace(log=lines.to_stored(held.attempt))
+
+
+def test_lines_are_stored_only_for_claims_that_are_held(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker, 4)
+    held, late, ended_before, released = claim(broker)
+    do(broker, release_tasks(ME, [late]), finish_tasks(ME, [completed(ended_before)]))
+    (again,) = claim(broker, worker=OTHER)
+    do(broker, release_tasks(ME, [released]))
+    do(broker, store_logs(ME, [logged(each) for each in (ended_before, late, released, held, again)]))
+    assert column(sql, "select task_id::text from horsies.attempt_logs") == [held.id]
+
+
+def test_lines_that_are_stored_twice_stay_as_they_were(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    send_new(broker)
+    (held,) = claim(broker)
+    for text in ("first", "second"):
+        do(broker, store_logs(ME, [logged(held, text)]))
+    assert column(sql, "select records -> 0 ->> 'message' from horsies.attempt_logs") == ["first"]
+
+
+def test_a_claim_stays_held_between_its_lines_and_its_ending(
+    broker: PostgresBroker, database: str, sql: psycopg.Connection
+) -> None:
+    """Another worker that takes the task over waits for the commit, and finds that it has ended."""
+    send_new(broker)
+    (held,) = claim(broker)
+    with psycopg.connect(database) as holder, ThreadPoolExecutor(1) as thread:
+        query = store_logs(ME, [logged(held)])
+        holder.execute(query.statement.for_schema("horsies"), query.params)
+        other = thread.submit(ended, broker, release_tasks(ME, [held]))
+        wait_until_blocked(sql, on=holder)
+        execute(holder, finish_tasks(ME, [completed(held)]))
+        holder.commit()
+        assert other.result() == []
+    assert column(sql, "select task_id::text from horsies.attempt_logs") == [held.id]

@@ -1,9 +1,11 @@
 """What a dispatcher plans, sends and puts back, without children or database: nothing is lost, and nothing above the limits is claimed."""
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horsies.model.attempt_log import StoredLog
 from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
@@ -20,6 +22,7 @@ from horsies.worker.plan import (
 )
 from tests.fixtures.budget import Budget, QueueRoom
 from tests.fixtures.dispatching import (
+    ABOUT_VALUES,
     DATABASE,
     MAY_PASS,
     ONE_CAP,
@@ -150,6 +153,37 @@ def test_a_result_is_not_replaced_because_of_an_error_that_may_pass() -> None:
     (second,) = [part.not_before for part in simulation.state.quarantine]
     assert second - first > first
     assert not is_drained(simulation.state)
+
+
+LOG = StoredLog(1, "[]", 0)
+
+
+def test_logs_are_stored_in_the_batch_of_their_endings_and_cost_others_no_statement() -> None:
+    simulation = simulate()
+    simulation.state.endings.extend([ending(), ending()._replace(log=LOG)])
+    assert statements(simulation.taken())[2:4] == ["store_logs", "finish_tasks"]
+    simulation.state.interrupted.append(ending()._replace(log=LOG))
+    assert statements(simulation.taken())[2:5] == ["store_logs", "release_interrupted_tasks", "finish_tasks"]
+    simulation.state.endings.append(ending())
+    assert "store_logs" not in statements(simulation.taken())
+
+
+@pytest.mark.promise("D6")
+@pytest.mark.parametrize("reason", [ABOUT_VALUES, MAY_PASS])
+def test_an_ending_that_is_refused_with_its_log_is_tried_as_it_is_without_it(reason: psycopg.Error) -> None:
+    for place in ("endings", "interrupted"):
+        simulation = simulate()
+        getattr(simulation.state, place).append(bad := ending()._replace(log=LOG, root_id="a"))
+        simulation.refuse(simulation.taken())
+        simulation.refuse(simulation.taken(), reason)
+        assert [*getattr(simulation.taken(), place)] == [bad._replace(log=None)]
+
+
+def test_endings_with_large_logs_are_split_over_batches() -> None:
+    simulation = simulate()
+    large = StoredLog(1, "x" * (BYTES_PER_BATCH // 2), 0)
+    simulation.state.endings.extend(ending()._replace(log=large) for _ in range(3))
+    assert [len(simulation.taken().endings) for _ in range(2)] == [2, 1]
 
 
 def test_large_payloads_are_read_after_the_claim_by_one_batch_at_a_time() -> None:
@@ -426,7 +460,7 @@ def test_a_batch_claims_exactly_what_the_budget_allows(
     """The oracle counts rows in the database, where the buffered rows that this batch starts are RUNNING by then."""
     concurrency = 3
     simulation = simulate(
-        *[Child(load) for load in loads],
+        *[Child(load=load) for load in loads],
         prefetch=prefetch,
         concurrency=concurrency,
         processes=len(loads),

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from horsies.executor.attempt_logs import LogReports
 from horsies.executor.execute import PreparedCall, ProgressReports, RunningTask, finish, prepare
 from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptThread
@@ -44,6 +45,7 @@ class ConcurrentRunner:
         self._concurrency = concurrency
         self._child_loop, self._loop = loop, loop.get()
         self._progress = ProgressReports(inbox.send)
+        self._logs = LogReports(inbox.send)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="horsies-task")
         self._slots: dict[int, _Slot] = {}
         self._endings: list[bytes] = []
@@ -80,7 +82,7 @@ class ConcurrentRunner:
             self._start(running)
 
     def _start(self, running: RunningTask) -> None:
-        prepared = prepare(self._tasks, running, self._progress.report)
+        prepared = prepare(self._tasks, running, self._progress.report, self._logs.capture)
         if isinstance(prepared, Done):
             self._end(running, prepared)
             return
@@ -109,6 +111,8 @@ class ConcurrentRunner:
         self._slots.pop(assignment_no, None)
         if assignment_no in self._progress.reporting:
             self._endings.append(self._progress.take_last(assignment_no))
+        if running.lines is not None:
+            self._endings.append(self._logs.take_last(running.lines))
         self._endings.append(self._inbox.pack_ending(done))
         self._wakeup.set()
 

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from horsies.events import Span, TaskRaised, TaskSpan, begin_span, emit, end_span, subscribers
+from horsies.executor.attempt_logs import AttemptLines, set_current_lines
 from horsies.executor.protocol import Assignment, Done, Progress, StopReason, pack
 from horsies.model.codec import encode_error
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode, holds_for_all
@@ -62,6 +63,8 @@ class RunningTask:
     is_over: bool = False
     misfit: Misfit = Misfit.NONE
     span: Span | None = None
+    lines: AttemptLines | None = None
+    """What it logs, if it keeps logs."""
 
     def request_stop(self, reason: StopReason) -> None:
         """Record the request. The caller must then make the thread or event loop of the task call `raise_once`."""
@@ -93,10 +96,12 @@ def prepare(
     tasks: Mapping[str, BaseTask[..., Any]],
     running: RunningTask,
     report: Callable[[int, float | None, str | None], None],
+    capture: Callable[[int], AttemptLines],
 ) -> PreparedCall | Done:
     """Return the call that was sent, or the report of why it cannot be made here.
 
-    In its context `current_task()` is this task, and spans are inside the span of the task. It includes what the start hooks have set.
+    In its context `current_task()` is this task, spans are inside the span of the task, and what is logged is captured if it keeps logs. It includes
+    what the start hooks have set.
     """
     given, bound, context = running.assignment, _bind(tasks, running), copy_context()
     timeout_s = None if given.timeout_ms is None else given.timeout_ms / 1000
@@ -123,6 +128,9 @@ def prepare(
     if (tracer := task.tracer) is not None:
         work = TaskSpan(given.id, given.task_name, given.queue_name, given.attempt, given.trace)
         running.span = context.run(begin_span, tracer, work)
+    if task.keeps_logs:
+        running.lines = capture(given.assignment_no)
+        context.run(set_current_lines, running.lines)
     return PreparedCall(task, function, context)
 
 

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
+from horsies.model.attempt_log import MAX_LINES, LoggedLine, is_logged_line
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES
 from horsies.model.result import MAX_RETRY_AFTER_S, is_error_code
 from horsies.model.status import Misfit, TaskStatus
@@ -156,6 +157,13 @@ class Progress(NamedTuple):
     message: str | None
 
 
+class LogLines(NamedTuple):
+    """What a task has logged since the last such report, if it keeps logs."""
+
+    assignment_no: int
+    lines: Sequence[LoggedLine]
+
+
 class Done(NamedTuple):
     """This assignment has ended. `leaving`: the child is above its memory limit; it starts nothing more and waits for Stop.
 
@@ -207,7 +215,9 @@ class ForkExited(NamedTuple):
 
 
 Order: TypeAlias = Boot | RunTasks | Recall | Interrupt | Ping | KeepRunning | Stop | Fork
-_JsonReport: TypeAlias = Booting | Ready | StartFailed | Progress | Pong | LoopAlive | Returned | Forked | ForkExited
+_JsonReport: TypeAlias = (
+    Booting | Ready | StartFailed | Progress | Pong | LoopAlive | Returned | Forked | ForkExited | LogLines
+)
 Report: TypeAlias = Began | Done | _JsonReport
 Message: TypeAlias = Order | Report
 
@@ -374,6 +384,8 @@ class ReportUnpacker(Unpacker):
         is_valid = isinstance(values, list) and len(fields) == len(checks)
         if not is_valid or not all(check(field) for check, field in zip(checks, fields, strict=True)):
             raise ProtocolError("a report is not valid")
+        if message_type is LogLines:
+            fields[1] = [LoggedLine._make(line) for line in fields[1]]
         return message_type(*fields)
 
 
@@ -396,6 +408,14 @@ def _are_assignment_nos(value: Any) -> bool:
     )
 
 
+def _are_logged_lines(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(lines := cast("list[Any]", value)) <= MAX_LINES
+        and all(map(is_logged_line, lines))
+    )
+
+
 _JSON_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[Callable[[Any], bool], ...]]]] = {
     18: (Booting, (_is_text,)),
     19: (Ready, (_is_number, lambda size: isinstance(size, int | float) and 0 <= size < 1 << 64)),  # False for NaN
@@ -413,6 +433,7 @@ _JSON_REPORTS: Final[Mapping[int, tuple[Callable[..., Message], tuple[Callable[[
     24: (Returned, (_are_assignment_nos,)),
     25: (Forked, (_is_number,)),
     26: (ForkExited, (_is_number, lambda code: type(code) is int and abs(code) < 1 << 10)),
+    27: (LogLines, (_is_number, _are_logged_lines)),
 }
 _KINDS: Final[Mapping[Any, int]] = {
     **{message_type: kind for kind, message_type in enumerate(_ORDER_TYPES)},

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from horsies.executor.attempt_logs import LogReports
 from horsies.executor.execute import ProgressReports, RunningTask, finish, prepare
 from horsies.executor.inbox import Inbox
 from horsies.executor.interrupt import InterruptCoroutine, InterruptMainThread
@@ -36,6 +37,7 @@ class SequentialRunner:
         self._loop = loop
         self._main_thread = InterruptMainThread()
         self._progress = ProgressReports(inbox.send)
+        self._logs = LogReports(inbox.send)
         self._wakeup = threading.Event()
         self.wake = self._wakeup.set
         self._standby = StandbyReader(partial(inbox.receive, self), self._wakeup)
@@ -71,7 +73,7 @@ class SequentialRunner:
             # The interrupt came after the task left the inbox and before it was in `_running`, so it was found in neither.
             running.request_stop(self._last_interrupt[1])
         self._inbox.send(last_ending + pack_began(assignment.assignment_no))
-        prepared = prepare(self._tasks, running, self._progress.report)
+        prepared = prepare(self._tasks, running, self._progress.report, self._logs.capture)
         if isinstance(prepared, Done):
             done = prepared
         else:
@@ -86,6 +88,8 @@ class SequentialRunner:
             done = context.run(finish, running, task, outcome)
         running.is_over, self._running = True, None
         ending = self._inbox.pack_ending(done)
+        if running.lines is not None:
+            ending = self._logs.take_last(running.lines) + ending
         if assignment.assignment_no in self._progress.reporting:
             return self._progress.take_last(assignment.assignment_no) + ending
         return ending

@@ -14,7 +14,7 @@ MAX_LINES: Final = FIRST_LINES + NEWEST_LINES
 FIRST_BYTES: Final = 32 * 1024
 NEWEST_BYTES: Final = 96 * 1024
 _MAX_UNREADABLE: Final = 1_000
-_MAX_TIME: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+MAX_TIME: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class LoggedLine(NamedTuple):
@@ -42,7 +42,7 @@ def is_logged_line(value: Any) -> bool:
     if not isinstance(value, list) or len(fields := cast("list[Any]", value)) != len(LoggedLine._fields):
         return False
     number, at, *texts, exception = fields
-    is_numbered = type(number) is int and 0 < number < 1 << 31 and isinstance(at, int | float) and 0 <= at < _MAX_TIME
+    is_numbered = type(number) is int and 0 < number < 1 << 31 and isinstance(at, int | float) and 0 <= at < MAX_TIME
     return is_numbered and all(map(_is_storable, texts)) and (exception is None or _is_storable(exception))
 
 
@@ -125,7 +125,7 @@ def _line_from_json(record: dict[str, Any], position: int) -> LogLine:
     number, at, exception = record.get("number"), record.get("at"), record.get("exception")
     return LogLine(
         number if isinstance(number, int) else position,
-        datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) and 0 <= at < _MAX_TIME else None,
+        datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) and 0 <= at < MAX_TIME else None,
         *(str(record.get(name, "")) for name in ("level", "logger", "message")),
         exception=None if exception is None else str(exception),
     )

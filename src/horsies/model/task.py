@@ -6,6 +6,7 @@
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from horsies.model.attempt_log import StoredLog
 from horsies.model.send_options import SENT_COLUMNS, TaskId, TaskOptions
 from horsies.model.status import TaskStatus
 
@@ -99,6 +100,8 @@ class Ending(NamedTuple):
     root_id: str | None = None
     child_pid: int | None = None
     """The process that ran it, if it began."""
+    log: StoredLog | None = None
+    """What it has logged, if its task keeps logs."""
 
 
 class Ended(NamedTuple):

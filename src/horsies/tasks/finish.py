@@ -51,6 +51,19 @@ def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
     )
 
 
+def store_logs(worker: str, endings: Iterable[Ending]) -> Query:
+    """Store what these claims have logged, before they are ended in the same transaction. Those that this worker no longer holds are left out."""
+    logged = [(ending, ending.log) for ending in sorted(endings, key=_LOCK_ORDER) if ending.log is not None]
+    return SQL["store_logs"](
+        worker=worker,
+        ids=[ending.id for ending, _ in logged],
+        claim_nos=[ending.claim_no for ending, _ in logged],
+        attempts=[log.attempt for _, log in logged],
+        records=[log.records for _, log in logged],
+        left_out=[log.left_out for _, log in logged],
+    )
+
+
 def notify_done(ids: Sequence[TaskId]) -> Query:
     """Wake the waiters. Sent after COMMIT: a NOTIFY inside the transaction holds a cluster-wide lock during the fsync."""
     return SQL["notify_done"](payload=" ".join(ids) if len(ids) <= MAX_NOTIFIED_IDS else "*")

@@ -118,6 +118,31 @@ moved_tasks as (
 select id::text, case when retries then extract(epoch from due_at - clock_timestamp())::float8 end
 from held_tasks;
 
+-- name: store_logs
+-- Before the statements that end these claims, because those delete or release the rows. The lock keeps them held until then.
+with logs as (
+    select *
+    from unnest(
+        %(ids)s::uuid[],
+        %(claim_nos)s::integer[],
+        %(attempts)s::integer[],
+        %(records)s::json[],
+        %(left_out)s::integer[]
+    ) as logs (task_id, held_no, attempt, records, left_out)
+),
+held_tasks as materialized (
+    select tasks.id, tasks.claim_no
+    from {schema}.tasks
+    where {is_held}
+    order by tasks.id
+    for update of tasks
+)
+insert into {schema}.attempt_logs (task_id, claim_no, attempt, records, left_out)
+select logs.task_id, logs.held_no, logs.attempt, logs.records, logs.left_out
+from held_tasks
+join logs on logs.task_id = held_tasks.id and logs.held_no = held_tasks.claim_no
+on conflict (task_id, claim_no) do nothing;
+
 -- name: notify_done
 -- After the commit, and only if a process waits (db/channels.py): waiters hold the lock in shared mode. If two processes try the lock at
 -- the same time, an unneeded notification is sent.

@@ -22,7 +22,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,9 +32,11 @@ from uuid import uuid4
 from horsies.app import Horsies
 from horsies.db.broker import UnpooledBroker
 from horsies.db.statement import Op, load, rows
+from horsies.executor.attempt_logs import AttemptLines, handler_on_root
 from horsies.executor.execute import CallOutcome, PreparedCall, RunningTask, finish, prepare
 from horsies.executor.interrupt import SOFT_STOP_SIGNAL, InterruptCoroutine, InterruptMainThread, InterruptThread
 from horsies.executor.protocol import Assignment, Done
+from horsies.model.attempt_log import KeptLines
 from horsies.model.codec import decode_error
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import HorsiesError
@@ -172,15 +174,16 @@ class Drain:
             progress.append(json.dumps({"fraction": fraction, "message": message}))
 
         running = RunningTask(Assignment._make((1, *assigned_fields(claim))))
-        prepared = prepare(self.app.known_tasks, running, report)
+        prepared = prepare(self.app.known_tasks, running, report, lambda no: AttemptLines(no, lambda _lines: None))
         raised: BaseException | None = None
         if isinstance(prepared, Done):
             done = prepared
         else:
-            outcome = yield _TaskCall(running, prepared, prepared.context)
-            raised = outcome[1]
-            done = prepared.context.run(finish, running, prepared.task, outcome)
-        status = yield partial(self._finish, claim, done, progress)
+            with handler_on_root() if running.lines else nullcontext():
+                outcome = yield _TaskCall(running, prepared, prepared.context)
+                raised = outcome[1]
+                done = prepared.context.run(finish, running, prepared.task, outcome)
+        status = yield partial(self._finish, claim, done, progress, running.lines)
         error = decode_error(done.error) if done.error else None
         self.ran.append(Ran(claim.task_name, claim.id, claim.queue_name, claim.attempt, status, error, raised))
         # Ctrl-C, pytest.fail(), pytest.skip() and the error of an inner drain end this drain, too.
@@ -188,14 +191,14 @@ class Drain:
         if raised is not None and (isinstance(raised, EndlessDrainError) or not fails_the_task_only):
             raise raised
 
-    def _finish(self, claim: Claim, done: Done, progress: list[str]) -> Op[TaskStatus]:
+    def _finish(self, claim: Claim, done: Done, progress: list[str], logged: AttemptLines | None) -> Op[TaskStatus]:
         """Save the outcome and return the status of the task."""
         if progress:
             yield from rows(report_progress(self.worker, [(claim.id, claim.claim_no, progress[-1])]))
-        ending, caps = (
-            ending_from_done(claim, done, os.getpid()),
-            claim_limits_for(self.app.config, _WORKER_CONFIG).caps,
-        )
+        ending = ending_from_done(claim, done, os.getpid())
+        if logged is not None and (lines := logged.take(is_over=True)):
+            ending = ending._replace(log=KeptLines(lines).to_stored(claim.attempt))
+        caps = claim_limits_for(self.app.config, _WORKER_CONFIG).caps
         batch = Batch(self.worker, self.database, caps, [ending], frees_capped=caps.has_limits)
         result = yield from run_batch(batch)
         yield from run_steps(result.unsettled)

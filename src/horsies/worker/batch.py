@@ -49,6 +49,7 @@ from horsies.tasks.finish import (
     release_interrupted_tasks,
     release_tasks,
     report_progress,
+    store_logs,
 )
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside_claims, set_aside_following_tasks
 from horsies.workflows.advance import full_step, lock_roots, quick_step, unfinished_roots
@@ -244,6 +245,8 @@ def _steps(batch: Batch) -> list[tuple[str, Query]]:  # noqa: C901, PLR0912 - on
     roots = sorted({ending.root_id for ending in nodes if ending.root_id} | set(batch.unsettled))
     if roots:
         steps.append(("lock roots", lock_roots(roots)))
+    if any([ending.log is not None for ending in (*batch.endings, *batch.interrupted)]):  # noqa: C419 - a generator takes longer
+        steps.append(("store logs", store_logs(worker, [*batch.endings, *batch.interrupted])))
     if batch.interrupted:
         steps.append(("interrupt", release_interrupted_tasks(worker, batch.interrupted)))
     if finals := [*[ending for ending in batch.endings if not ending.may_retry], *batch.interrupted]:

@@ -32,6 +32,7 @@ from horsies.executor.protocol import (
     Done,
     Interrupt,
     KeepRunning,
+    LogLines,
     LoopAlive,
     Message,
     Ping,
@@ -48,6 +49,7 @@ from horsies.executor.protocol import (
     StopReason,
     pack,
 )
+from horsies.model.attempt_log import LoggedLine
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.result import TaskError
 from horsies.model.status import TaskStatus
@@ -135,6 +137,11 @@ class TaskProgress(NamedTuple):
     message: str | None
 
 
+class TaskLogged(NamedTuple):
+    claim: Claim
+    lines: Sequence[LoggedLine]
+
+
 class TaskDone(NamedTuple):
     claim: Claim
     done: Done
@@ -157,7 +164,7 @@ class ReportsRead(NamedTuple):
     """All that has arrived from one child was reported, or it can take more."""
 
 
-ChildReport: TypeAlias = TaskBegan | TaskProgress | TaskDone | TasksReturned | ChildExited | ReportsRead
+ChildReport: TypeAlias = TaskBegan | TaskProgress | TaskLogged | TaskDone | TasksReturned | ChildExited | ReportsRead
 ReportHandler: TypeAlias = Callable[["Child", ChildReport], None]
 """Receives what children report. Always called on the event loop."""
 
@@ -421,6 +428,9 @@ class Child:
                 self.is_recalled = self.is_recalled and self.load >= self._boot.concurrency
             case Done(number) if number in assignments.abandoned:
                 assignments.abandoned.remove(number)  # it has ended after all; its result is ignored
+            case LogLines(number, lines):
+                if number in assignments.claims:  # else its task was abandoned
+                    self._report(self, TaskLogged(assignments.claims[number], lines))
             case _:
                 self._on_process_message(message)
 

@@ -50,6 +50,7 @@ from horsies.events import (
     subscribers,
 )
 from horsies.executor.protocol import NO_ASSIGNMENT, Done, StopReason
+from horsies.model.attempt_log import KeptLines
 from horsies.model.config import WorkerResilienceConfig
 from horsies.model.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.model.payload_errors import MOST_BYTES
@@ -77,6 +78,7 @@ from horsies.worker.child import (
     ReportsRead,
     TaskBegan,
     TaskDone,
+    TaskLogged,
     TaskProgress,
     TasksReturned,
 )
@@ -226,7 +228,8 @@ class Dispatcher:
                 if state.stops_requested:
                     self._add_stopped(child, claim, done)
                 elif done.misfit is Misfit.NONE:
-                    state.endings.append(ending_from_done(claim, done, child.pid))
+                    ending = ending_from_done(claim, done, child.pid)
+                    state.endings.append(self._with_log(ending, claim) if state.logs else ending)
                 else:
                     self._add_unfit(claim, done)
                 if self.group is not None and self.group.slot is None:
@@ -245,6 +248,8 @@ class Dispatcher:
                 self._send_ready_batches()
             case TaskProgress(claim, fraction, message):
                 state.progress[claim.id, claim.claim_no] = json.dumps({"fraction": fraction, "message": message})
+            case TaskLogged(claim, lines):
+                state.logs.setdefault((claim.id, claim.claim_no), KeptLines()).add(lines)
             case TasksReturned(claims):
                 state.stops_requested.difference_update([(claim.id, claim.claim_no) for claim in claims])
                 state.releases.extend(claims)
@@ -486,9 +491,14 @@ class Dispatcher:
             self._add_unfit(claim, done)
         elif is_interrupted and done.status != TaskStatus.COMPLETED.value:
             error = TaskError(error_code=OutcomeCode.INTERRUPTED, message="its worker was stopped while it ran")
-            state.interrupted.append(failed_ending(claim, error, child_pid=child.pid))
+            state.interrupted.append(self._with_log(failed_ending(claim, error, child_pid=child.pid), claim))
         else:
-            state.endings.append(ending_from_done(claim, done, child.pid))
+            state.endings.append(self._with_log(ending_from_done(claim, done, child.pid), claim))
+
+    def _with_log(self, ending: Ending, claim: Claim) -> Ending:
+        """Add what the attempt has logged, if it keeps logs."""
+        kept = self._state.logs.pop((claim.id, claim.claim_no), None)
+        return ending if kept is None else ending._replace(log=kept.to_stored(claim.attempt))
 
     def _add_failure(self, child: Child, claim: Claim, error: TaskError) -> None:
         """Add an ending that the child could not report."""
@@ -504,10 +514,10 @@ class Dispatcher:
         state.stops_requested.discard(key)
         if key in state.stops_by_shutdown:
             state.stops_by_shutdown.discard(key)
-            state.interrupted.append(failed_ending(claim, error, child_pid=child.pid))
+            state.interrupted.append(self._with_log(failed_ending(claim, error, child_pid=child.pid), claim))
         else:
             ending = failed_ending(claim, error, may_retry=claim.retries_left, child_pid=child.pid)
-            state.endings.append(ending)
+            state.endings.append(self._with_log(ending, claim))
 
     def _add_unfit(self, claim: Claim, done: Done) -> None:
         """Add a claim that its child could not run."""
@@ -870,6 +880,8 @@ class Dispatcher:
         elif part.unfit and refusal.is_about_values:
             state.endings.extend([each.ending for each in part.unfit])
         elif (simpler := simplify(part, refusal)) is not None:
+            if any(ending.log for ending in (*part.endings, *part.interrupted)):
+                log.warning("%s: storing it without its log lines: %s", part.describe_part(), refusal.message)
             state.quarantine.append(simpler)
         else:
             pause_s = self._resilience.delay_ms(part.failures, random_jitter()) / 1000

@@ -10,8 +10,8 @@ one commit. If one of them is slow, or all are slower than measured before, thos
 **Refused batches.** A batch is one transaction. When the server refuses it, for any reason but contention or a lost connection, it is not known which part
 was at fault. So the batch is split: each part is sent alone, without a statement timeout, and the parts that are valid are stored.
 
-An *ending* that is refused alone is tried in simpler forms: without the step of its workflow (which the maintenance leader repairs), without a
-retry, and, if the server refuses the values themselves, as an error that says so. Any other cause (a full disk, a missing privilege, a trigger that
+An *ending* that is refused alone is tried in simpler forms: without the log of its attempt, without the step of its workflow (which the maintenance
+leader repairs), without a retry, and, if the server refuses the values themselves, as an error that says so. Any other cause (a full disk, a missing privilege, a trigger that
 raises) may pass, and a result is worth waiting for: it is tried again, with growing pauses that delay nothing else.
 
 A *claim* that is refused alone is not at fault, but some row that it would take may be. The rows are tried one by one, in transactions that are
@@ -27,6 +27,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
+from horsies.model.attempt_log import KeptLines
 from horsies.model.config import PostgresConfig
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.status import TaskStatus
@@ -239,6 +240,8 @@ class DispatcherState:
     unread: deque[Claim] = field(default_factory=deque[Claim])
     """RUNNING, with a large payload that is not yet read."""
     progress: dict[ClaimKey, str] = field(default_factory=dict[ClaimKey, str])
+    logs: dict[ClaimKey, KeptLines] = field(default_factory=dict[ClaimKey, KeptLines])
+    """What running tasks have logged so far, if they keep logs."""
     unsettled: set[str] = field(default_factory=set[str])
     """Roots of workflows in which a batch has left something to do."""
     in_flight: dict[Batch, Sent] = field(default_factory=dict[Batch, Sent])
@@ -453,7 +456,7 @@ def _plan_endings(state: DispatcherState) -> list[Ending]:
         if ending.root_id in busy_roots:
             continue
         endings.append(ending)
-        size += len(ending.result or "") + len(ending.error or "")
+        size += len(ending.result or "") + len(ending.error or "") + (len(ending.log.records) if ending.log else 0)
         if len(endings) >= ENDINGS_PER_BATCH or size >= BYTES_PER_BATCH:
             break
     return endings
@@ -592,11 +595,14 @@ def split_batch(batch: Batch) -> list[Batch]:
 
 
 def simplify(part: Batch, refusal: Refusal) -> Batch | None:
-    """Return what to try for an ending that was refused alone; None if it cannot be made simpler."""
+    """Return what to try for an ending that was refused alone: first without its log. None if it cannot be made simpler."""
     endings = part.endings or part.interrupted
     if not endings:
         return None
     (ending,) = endings
+    if ending.log is not None:
+        bare = [ending._replace(log=None)]
+        return replace(part, endings=bare, failures=0) if part.endings else replace(part, interrupted=bare, failures=0)
     if ending.root_id is not None:
         simpler = ending._replace(root_id=None)
     elif not refusal.is_about_values:
