@@ -24,7 +24,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Statement, load, render, rows
 from horsies.maintenance.minutes import roll_up_minutes
 from horsies.model.config import DEFAULT_SCHEMA, PostgresConfig
-from horsies.model.graph import WorkflowStatus
+from horsies.model.graph import NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.ops import TaskFilter
 from horsies.ops.api import Ops
@@ -123,7 +123,7 @@ def _calls(ops: Ops, admin: psycopg.Connection) -> dict[str, Callable[[], object
     def listed(after: str | None = None, **filters: object) -> Callable[[], object]:
         return lambda: ops.list_tasks(TaskFilter(**filters), after=after)  # pyright: ignore[reportArgumentType] - for short lines below
 
-    worker = ops.list_workers()[3].id
+    worker, stored = ops.list_workers()[3].id, ops.list_schedules()
     by_status = {f"list {status.lower()}": listed(statuses=[status]) for status in TaskStatus}
     return {
         "list": listed(),
@@ -187,9 +187,13 @@ def _calls(ops: Ops, admin: psycopg.Connection) -> dict[str, Callable[[], object
         "workflows, unknown error": lambda: ops.list_workflows(message="never"),
         "workflow": lambda: ops.show_workflow(small),
         "workflow summary": lambda: ops.get_workflow_summary(large),
+        "workflow state of 2 000 nodes": lambda: ops.get_workflow_state(large),
+        "nodes of 2 000": lambda: ops.list_workflow_nodes(large),
+        "nodes of 2 000, failed": lambda: ops.list_workflow_nodes(large, statuses=[NodeStatus.FAILED]),
         "count workflows": ops.count_workflows,
         "find workflow ids": lambda: ops.find_workflow_ids(small[:8]),
         "schedules": ops.list_schedules,
+        "recent runs of all schedules": lambda: ops.list_recent_runs([info.name for info in stored]),
         "schedule runs": lambda: ops.list_schedule_runs("schedule_7"),
         "audit": ops.list_audit,
         "time series, an hour": ops.time_series,

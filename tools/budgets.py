@@ -25,7 +25,7 @@ from tools.words import ALLOWED, RETIRED, RETIRED_PHRASES, Where, Word
 # -- budgets: raise one only with a reason in the commit
 
 MAX_MODULES: Final = 185  # .py files in src/horsies
-MAX_LINES: Final = 37_800  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
+MAX_LINES: Final = 38_600  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
 MAX_WALK_FILES: Final = 37  # that `add.send(1, 2).get()` passes through
 MAX_LOCAL_IMPORTS: Final = 1  # function-level imports of our own modules; only ever lower it
 # The one is that of the embedded PostgreSQL in app.py: it needs modules of Linux and macOS, and only an app without a database uses it.
@@ -52,7 +52,6 @@ SEAMS: Final = {
     "model/roundtrip.py": "compares what was sent with what would arrive; a subject of its own",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
     "web/*.py": "parts of the dashboard, put together by web/dashboard.py; needs an extra",
-    "worker/http.py": "loaded by name, and only where there is a port: its server takes a megabyte",
     "worker/batch_sender.py": "the connections of the dispatcher; tests put another one in its place",
     "workflows/compile.py": "turns a definition into a graph; tested without a database",
 }

@@ -224,7 +224,8 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
         "tasks/enqueue.notify_enqueued", "tasks/handle.get_results", "tasks/handle.get_results_unpruned", "tasks/enqueue.take_key",
         "tasks/enqueue.replace_pending_task", "tasks/control.end_unstarted_tasks", "tasks/control.requeue_tasks", "tasks/queues.get_queue_depths",
         "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/handle.get_run_results",
-        "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs",
+        "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs", "workflows/inspect.get_run_place", "workflows/inspect.get_node_letters",
+        "workflows/inspect.count_inner_nodes", "workflows/inspect.list_nodes",
     ],
 )  # fmt: skip
 def test_statements_of_producers_and_operators_keep_their_index_plans_when_they_are_planned_once(

@@ -119,7 +119,9 @@ def reads(ops: Ops) -> Iterator[object]:
     yield [(ops.list_children(worker), ops.list_worker_states(worker)) for worker in workers]
     yield ops.list_dead_workers()
     yield [ops.get_workflow_summary(run.id) for run in ops.list_workflows(limit=10_000).runs]
+    yield [ops.get_workflow_state(run.id) for run in ops.list_workflows(limit=10_000).runs]
     yield ops.list_schedules()
+    yield ops.list_recent_runs(["", "s"])
     yield [ops.list_schedule_runs(name) for name in ("", "s")]
     yield ops.time_series(minutes=1440)
     yield ops.queue_totals(minutes=1440)

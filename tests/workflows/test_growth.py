@@ -16,7 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.loop_connection import SESSION_SETTINGS
 from horsies.db.pooler import GENERIC_PLANS, apply_session_settings
 from horsies.db.statement import Query, Statement
-from horsies.model.graph import Graph, Join, Node, NodeKind, Ref, RefMode, WorkflowStatus
+from horsies.model.graph import Graph, Join, Node, NodeKind, NodeStatus, Ref, RefMode, WorkflowStatus
 from horsies.tasks import control as task_control
 from horsies.workflows import advance, control, inspect
 from tests.fixtures.journey import column
@@ -363,6 +363,10 @@ def a_run_is_looked_at(broker: PostgresBroker, session: Session, size: int) -> S
             inspect.SQL["get_descendant_runs"](id=run),
             inspect.SQL["get_nodes_of_runs"](runs=[run]),
             inspect.SQL["count_items"](runs=[run]),
+            inspect.SQL["get_run_place"](id=run),
+            inspect.SQL["get_node_letters"](id=run, counted=inspect.MAX_COUNTED),
+            inspect.SQL["count_inner_nodes"](id=run, counted=inspect.MAX_COUNTED),
+            inspect.SQL["list_nodes"](id=run, statuses=[*NodeStatus], text="", first=0, limit=100),
         )
     ]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Op
 from horsies.model.config import DEFAULT_APP_NAME, AppConfig
-from horsies.model.graph import Graph, WorkflowStatus
+from horsies.model.graph import Graph, NodeStatus, WorkflowStatus
 from horsies.model.schedule import TaskSchedule
 from horsies.model.sensitive import hide_error
 from horsies.model.status import TaskStatus
@@ -61,7 +61,7 @@ from horsies.tasks.unknown import UnknownTasks
 from horsies.tasks.workers import ChildState, DeadWorker, to_worker_id
 from horsies.workflows import control as workflow_control
 from horsies.workflows import inspect as workflow_inspect
-from horsies.workflows.inspect import RunSummary, RunTree, WorkflowPage
+from horsies.workflows.inspect import NodePage, RunState, RunSummary, RunTree, WorkflowPage
 from horsies.workflows.render import States
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 MAX_PAGE = 10_000
 MAX_SLOTS = 1_000
 MAX_LOGS = 100  # of attempts, each of up to 128 KiB
+MAX_INDEX = 2**31 - 1
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
 LEFT = "LEFT"  # a task that has started, was released, or has ended since it was selected
@@ -483,6 +484,46 @@ class Ops:
     get_workflow_graph_async = get_workflow_graph.for_asyncio
 
     @operation
+    def get_workflow_state(self, workflow_id: str) -> Verb[RunState | None]:
+        """Read how far a run and each of its nodes are, in a form that is small enough to be read every second; None if it does not exist."""
+        return partial(workflow_inspect.get_run_state, to_workflow_id(workflow_id))
+
+    get_workflow_state_async = get_workflow_state.for_asyncio
+
+    @operation
+    def list_workflow_nodes(
+        self,
+        workflow_id: str,
+        *,
+        statuses: Sequence[NodeStatus] = (),
+        text: str | None = None,
+        limit: int = 100,
+        first: int = 0,
+    ) -> Verb[NodePage]:
+        """List the nodes of a run in order, without those of sub-workflows; those of a map are its items. `first` is the `next_first` of the previous page.
+
+        `text` is contained in the id of the node or the name of its task. What the errors of sensitive tasks say is left out.
+        """
+        run_id = to_workflow_id(workflow_id)
+        most = max(1, min(limit, MAX_PAGE))
+
+        def run() -> Op[NodePage]:
+            page = yield from workflow_inspect.list_nodes(
+                run_id, statuses=statuses, text=text, first=max(0, min(first, MAX_INDEX)), limit=most
+            )
+            hidden = [
+                replace(node, error=hide_error(node.error), is_sensitive=True)
+                if node.task_name is not None and self._is_sensitive(node.task_name)
+                else node
+                for node in page.nodes
+            ]
+            return replace(page, nodes=hidden)
+
+        return run
+
+    list_workflow_nodes_async = list_workflow_nodes.for_asyncio
+
+    @operation
     def count_workflows(self) -> Verb[Mapping[WorkflowStatus, int]]:
         """Count the runs that have not ended and are not part of another one, by status, up to 100 000."""
         return queues.count_workflows
@@ -534,17 +575,29 @@ class Ops:
     def list_schedules(
         self, *, name: str | None = None, task_name: str | None = None, queue_name: str | None = None
     ) -> Verb[list[ScheduleInfo]]:
-        """List the stored schedules, by name."""
-        return partial(schedules.get_schedules, name, task_name, queue_name)
+        """List the stored schedules, by name. Those of sensitive tasks have no `args`."""
+
+        def run() -> Op[list[ScheduleInfo]]:
+            found = yield from schedules.get_schedules(name, task_name, queue_name)
+            return [replace(info, args=None) if self._is_sensitive(info.task_name) else info for info in found]
+
+        return run
 
     list_schedules_async = list_schedules.for_asyncio
 
     @operation
-    def list_schedule_runs(self, name: str, *, limit: int = 20) -> Verb[list[ScheduleRun]]:
+    def list_schedule_runs(self, name: str, *, limit: int = 20) -> Verb[Sequence[ScheduleRun]]:
         """Read what became of the slots of a schedule, newest first."""
         return partial(schedules.get_schedule_runs, name, limit)
 
     list_schedule_runs_async = list_schedule_runs.for_asyncio
+
+    @operation
+    def list_recent_runs(self, names: Sequence[str], *, limit: int = 5) -> Verb[Mapping[str, Sequence[ScheduleRun]]]:
+        """Read what became of the newest slots of each of these schedules, newest first."""
+        return partial(schedules.get_recent_runs, names, limit)
+
+    list_recent_runs_async = list_recent_runs.for_asyncio
 
     @operation
     def next_slots(self, name: str, *, count: int = 5) -> Verb[Sequence[datetime]]:

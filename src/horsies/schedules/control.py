@@ -240,10 +240,18 @@ def get_next_slots(name: str, count: int) -> Op[Sequence[datetime]]:
     return [slot for info in found if info.state is ScheduleState.ACTIVE for slot in info.next_slots(count)]
 
 
-def get_schedule_runs(name: str, limit: int) -> Op[list[ScheduleRun]]:
+def get_schedule_runs(name: str, limit: int) -> Op[Sequence[ScheduleRun]]:
     """Read the history of a schedule, newest first."""
-    found = yield from rows(SQL["get_schedule_runs"](name=name, limit=limit))
-    return [replace(run, message=first_line(run.message)) for run in (ScheduleRun(*row) for row in found)]
+    return (yield from get_recent_runs([name], limit))[name]
+
+
+def get_recent_runs(names: Sequence[str], limit: int) -> Op[Mapping[str, Sequence[ScheduleRun]]]:
+    """Read the history of each of these schedules, newest first."""
+    found: dict[str, list[ScheduleRun]] = {name: [] for name in names}
+    for name, *row in (yield from rows(SQL["get_schedule_runs"](names=list(found), limit=limit))):
+        run = ScheduleRun(*row)
+        found[name].append(replace(run, message=first_line(run.message)))
+    return found
 
 
 def get_failing_schedules(limit: int) -> Op[list[FailingSchedule]]:

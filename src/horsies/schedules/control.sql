@@ -104,13 +104,14 @@ order by schedules.name;
 
 -- name: get_schedule_runs
 select
-    run.outcome, run.slot_at, run.last_slot_at, run.task_id::text, run.decided_at,
+    run.schedule_name, run.outcome, run.slot_at, run.last_slot_at, run.task_id::text, run.decided_at,
     task.status, task.error_code, task.message, task.finished_at
-from (
+from unnest(%(names)s::text[]) as schedule (name)
+cross join lateral (
     select *
     from {schema}.schedule_runs
-    where schedule_name = %(name)s::text
-    order by id desc
+    where schedule_runs.schedule_name = schedule.name
+    order by schedule_runs.id desc
     limit %(limit)s::integer
 ) as run
 left join lateral (

@@ -1,6 +1,7 @@
 """Read the state of runs, for handles, the command line and `horsies doctor`. Nothing here changes a run."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -8,8 +9,9 @@ from typing import Any
 
 from horsies.db.statement import Op, Row, execute, load, one, plan_for_values, rows
 from horsies.model.errors import NodeNotFoundError
-from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
+from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, OnError, WorkflowStatus
 from horsies.model.result import TaskError
+from horsies.model.sensitive import hide_error
 from horsies.model.task import TaskId, TaskOptions
 from horsies.tasks.inspect import decode_stored_error
 from horsies.workflows.inputs import NodeResult
@@ -275,3 +277,116 @@ def _to_run_node(row: Row, child: Any) -> RunNode:
         child=child if isinstance(child, RunTree) else None,
         items=None if isinstance(child, RunTree) else child,
     )
+
+
+# -- one run, for a page that shows it while it changes
+
+MAX_COUNTED = 10_000
+"""How many nodes of a run, and of each run inside it, are read to say how far it is."""
+
+_STATUSES_BY_LETTER = {"Y" if status is NodeStatus.READY else status[0]: status for status in NodeStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class InnerRun:
+    """How far a sub-workflow or a map is: its nodes or items by status, of the first 10 000."""
+
+    workflow_id: str
+    status: WorkflowStatus
+    left: int
+    counts: Mapping[NodeStatus, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The state of a run and of all its nodes, as small as possible.
+
+    `letters` has one letter for each of its first 10 000 nodes, in their order: the first of the status, and Y for READY. `inner` has the runs of those
+    that are sub-workflows or maps, by their index.
+    """
+
+    summary: RunSummary
+    is_map: bool
+    on_error: OnError
+    parent_id: str | None
+    """The run that it is a part of, and of which of its nodes."""
+    parent_name: str | None
+    parent_node: str | None
+    letters: str
+    inner: Mapping[int, InnerRun]
+
+    @property
+    def counts(self) -> Mapping[NodeStatus, int]:
+        """The number of its nodes by status, of the first 10 000."""
+        found = Counter(self.letters)
+        return {status: found[letter] for letter, status in _STATUSES_BY_LETTER.items() if found[letter]}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node of a run. `child_id` is the run of a sub-workflow or a map, if it has begun."""
+
+    node_id: str
+    index: int
+    kind: NodeKind
+    status: NodeStatus
+    task_name: str | None
+    task_id: TaskId | None
+    child_id: str | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: TaskError | None
+    is_sensitive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodePage:
+    """A part of the nodes of a run. `next_first` is the `first` of the next page; None if this is the last one."""
+
+    nodes: Sequence[NodeRow]
+    next_first: int | None
+
+
+def get_run_state(workflow_id: str) -> Op[RunState | None]:
+    runs, places, ((letters,),), counts = yield from execute(
+        SQL["get_run"](id=workflow_id),
+        SQL["get_run_place"](id=workflow_id),
+        SQL["get_node_letters"](id=workflow_id, counted=MAX_COUNTED),
+        SQL["count_inner_nodes"](id=workflow_id, counted=MAX_COUNTED),
+    )
+    if not runs or not places:
+        return None
+    (row,), ((is_map, stored_on_error, parent_id, parent_name, parent_node, hides_error),) = runs, places
+    run = _to_run(row[:-2])
+    run = replace(run, error=hide_error(run.error)) if hides_error else run
+    on_error = OnError.PAUSE if stored_on_error == OnError.PAUSE else OnError.FAIL  # whatever is stored
+    inner: dict[int, InnerRun] = {}
+    counts_by_index: dict[int, dict[NodeStatus, int]] = {}
+    for index, run_id, status, left, node_status, count in counts:
+        found = counts_by_index.setdefault(index, {})
+        if count:
+            found[NodeStatus(node_status)] = count
+        inner[index] = InnerRun(run_id, WorkflowStatus(status), left, found)
+    return RunState(RunSummary(run, *row[-2:]), is_map, on_error, parent_id, parent_name, parent_node, letters, inner)
+
+
+def list_nodes(
+    workflow_id: str, *, statuses: Sequence[NodeStatus], text: str | None, first: int, limit: int
+) -> Op[NodePage]:
+    """Return nodes of the run itself, from this index on."""
+    query = SQL["list_nodes"](
+        id=workflow_id,
+        statuses=[status.value for status in statuses or NodeStatus],
+        text=text or "",
+        first=first,
+        limit=limit + 1,
+    )
+    found: list[NodeRow] = []
+    for node_id, index, kind, status, task_name, task_id, child_id, *times, error, is_sensitive in (
+        yield from rows(query)
+    ):
+        decoded = decode_stored_error(error)
+        shown = hide_error(decoded) if is_sensitive else decoded
+        place = (node_id, index, NodeKind(kind), NodeStatus(status))
+        found.append(NodeRow(*place, task_name, task_id, child_id, times[0], times[1], shown, is_sensitive))
+    return NodePage(found[:limit], found[limit].index if len(found) > limit else None)

@@ -238,3 +238,116 @@ from {schema}.nodes
 where workflow_id = any(%(runs)s::uuid[])
 group by workflow_id, status
 order by workflow_id, status;
+
+-- name: get_run_place
+-- Where a run is: the node that it is the run of. And whether its error may quote a sensitive value: that of a node becomes that of the runs around it.
+select
+    workflows.is_map,
+    workflows.on_error,
+    node.workflow_id::text,
+    node.workflow_name,
+    node.node_id,
+    workflows.error is not null and exists (
+        select
+        from {schema}.workflows as run
+        join {schema}.nodes as failed on failed.workflow_id = run.id
+        where run.root_id = workflows.root_id
+        and failed.status = 'FAILED'
+        and failed.is_sensitive
+    )
+from {schema}.workflows
+left join lateral (
+    select nodes.workflow_id, nodes.node_id, parent_run.name as workflow_name
+    from {schema}.nodes
+    join {schema}.workflows as parent_run on parent_run.id = nodes.workflow_id
+    where nodes.id = workflows.parent_node
+) as node on true
+where workflows.id = %(id)s::uuid;
+
+-- name: get_node_letters
+-- The first letter of the status of each node, in order; Y is READY. A text is much smaller than rows: live pages read this once a second.
+select coalesce(string_agg(few.letter, '' order by few.index), '')
+from (
+    select
+        nodes.index,
+        case
+            when nodes.status = 'READY' then 'Y'
+            when nodes.status = 'ENQUEUED'
+            and exists (select from {schema}.tasks where tasks.id = nodes.task_id and tasks.status = 'RUNNING') then 'R'
+            else left(nodes.status, 1)
+        end as letter
+    from {schema}.nodes
+    where nodes.workflow_id = %(id)s::uuid
+    order by nodes.index
+    limit %(counted)s::integer
+) as few;
+
+-- name: count_inner_nodes
+-- Of each sub-workflow and map of a run: its status, and its nodes or items by status, of the first ones.
+select parent.index, run.id::text, run.status, run.unresolved, counts.status, counts.count
+from (
+    select nodes.index, nodes.child_id
+    from {schema}.nodes
+    where nodes.workflow_id = %(id)s::uuid
+    and nodes.kind <> 'task'
+    order by nodes.index
+    limit %(counted)s::integer
+) as parent
+join {schema}.workflows as run on run.id = parent.child_id
+left join lateral (
+    select few.status, count(*) as count
+    from (
+        select nodes.status
+        from {schema}.nodes
+        where nodes.workflow_id = run.id
+        order by nodes.index
+        limit %(counted)s::integer
+    ) as few
+    group by few.status
+) as counts on true
+order by parent.index, counts.status;
+
+-- name: list_nodes
+-- A page of the nodes of a run, in order. The start of a task is stored in the task, live or finished at about the end of the node.
+-- The error of a sub-workflow or map is that of a node inside it, which may be sensitive.
+select
+    node.node_id, node.index, node.kind, node.shown_status, node.task_name, node.task_id::text, node.child_id::text,
+    coalesce(node.started_at, finished_task.started_at), node.finished_at, node.error::text,
+    node.is_sensitive is true
+    or case when node.kind <> 'task' and node.error is not null then exists (
+        select
+        from {schema}.workflows as run
+        join {schema}.nodes as failed on failed.workflow_id = run.id
+        where run.root_id = (select shown_run.root_id from {schema}.workflows as shown_run where shown_run.id = %(id)s::uuid)
+        and failed.status = 'FAILED'
+        and failed.is_sensitive
+    ) else false end
+from (
+    select nodes.*, task.started_at, case when task.status = 'RUNNING' then 'RUNNING' else nodes.status end as shown_status
+    from {schema}.nodes
+    left join lateral (
+        select tasks.status, tasks.started_at
+        from {schema}.tasks
+        where tasks.id = nodes.task_id
+        and nodes.status = 'ENQUEUED'
+    ) as task on true
+    where nodes.workflow_id = %(id)s::uuid
+    and nodes.index >= %(first)s::integer
+    and case when task.status = 'RUNNING' then 'RUNNING' else nodes.status end = any(%(statuses)s::text[])
+    and (
+        strpos(lower(nodes.node_id), lower(%(text)s::text)) > 0
+        or strpos(lower(coalesce(nodes.task_name, '')), lower(%(text)s::text)) > 0
+    )
+    order by nodes.index
+    limit %(limit)s::integer
+) as node
+left join lateral (
+    select finished.started_at
+    from {schema}.finished
+    where finished.id = node.task_id
+    and node.finished_at between '1970-01-01 00:00+00' and '9999-12-31 00:00+00'  -- as above
+    and finished.finished_at >= greatest(node.finished_at, '1970-01-01 00:00+00') - interval '1 day'
+    and finished.finished_at <= least(node.finished_at, '9999-12-31 00:00+00') + interval '1 day'
+    limit 1
+) as finished_task on true
+order by node.index;

@@ -105,7 +105,6 @@ class Stream {
   constructor(element) {
     this.element = element;
     this.isGone = false;
-    this.patience = null;
     this.open();
   }
 
@@ -131,8 +130,8 @@ class Stream {
       this.report("This does not exist any more. What you see is what it was.");
     });
     source.addEventListener("error", () => {
-      // Not set again by the errors of further tries.
-      this.patience ??= setTimeout(
+      clearTimeout(this.patience);
+      this.patience = setTimeout(
         () => this.report("The connection is lost, so this page is not up to date. Trying again."), PATIENCE_MS);
       if (source.readyState !== EventSource.CLOSED) return; // the browser connects again
       this.close();
@@ -141,7 +140,7 @@ class Stream {
   }
 
   report(text) {
-    this.stopWaiting();
+    clearTimeout(this.patience);
     outages.set(this, text);
     updateOutage();
   }
@@ -154,12 +153,7 @@ class Stream {
 
   end() {
     this.close();
-    this.stopWaiting();
-  }
-
-  stopWaiting() {
     clearTimeout(this.patience);
-    this.patience = null;
   }
 }
 
