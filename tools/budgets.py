@@ -52,6 +52,7 @@ SEAMS: Final = {
     "model/roundtrip.py": "compares what was sent with what would arrive; a subject of its own",
     "testing/*.py": "for the tests of users; the plug-in loads them when a fixture is used",
     "web/*.py": "parts of the dashboard, put together by web/dashboard.py; needs an extra",
+    "worker/http.py": "loaded by name, and only where there is a port: its server takes a megabyte",
     "worker/batch_sender.py": "the connections of the dispatcher; tests put another one in its place",
     "workflows/compile.py": "turns a definition into a graph; tested without a database",
 }

@@ -13,9 +13,10 @@ from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.ops import bulk
 from horsies.ops.api import Ops
+from horsies.tasks import inspect
 from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.finish import finish_tasks
-from horsies.tasks.inspect import TaskFilter
+from horsies.tasks.inspect import TaskCount, TaskFilter
 from tests.cli.test_tasks import register
 from tests.fixtures.journey import ME, claim, do, failed, send_new
 
@@ -124,6 +125,24 @@ def test_tasks_are_cancelled_only_in_the_statuses_of_the_filter(
     action = ops.cancel_matching(TaskFilter(statuses=[TaskStatus(status) for status in statuses]))
     assert claim(broker, 1)[0].id == tasks[0].id  # starts before it can be cancelled
     assert broker.run(action.act(selected)) == expected
+
+
+async def test_a_group_of_errors_is_previewed_and_retried(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_new(broker, 3)
+    first, second, third = fail_all(broker)
+    sql.execute("update horsies.finished set error_code = 'OTHER' where id = %s", [third])
+    groups = {group.error_code: group for group in ops.error_groups()}
+    action = ops.retry_error_group(groups["BROKEN"])
+    assert action.preview() == await action.preview_async() == TaskCount(2, is_complete=True)
+    monkeypatch.setattr(inspect, "MAX_PREVIEWED", 1)
+    assert not action.preview().is_complete
+    assert action.run().outcomes == {"RETRIED": 2}
+    assert ops.get_statuses([first, second, third]) == {
+        first: TaskStatus.PENDING, second: TaskStatus.PENDING, third: TaskStatus.FAILED
+    }  # fmt: skip
+    await ops.broker.close_async()
 
 
 # -- dead workers

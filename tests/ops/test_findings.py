@@ -40,6 +40,15 @@ async def test_both_forms_give_the_same_findings_the_worst_first(database: str, 
         await app.ops.broker.close_async()
 
 
+def test_without_any_worker_a_queue_with_a_cap_is_not_another_finding(database: str, sql: psycopg.Connection) -> None:
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name, enqueued_at) values ('add', 'mail', now() - interval '1 hour')"
+    )
+    with findings_of(database) as app:
+        app.ops.set_queue_cap("mail", 5)
+        assert codes(app.ops.findings()) == [FindingCode.NO_WORKERS]
+
+
 def test_a_role_that_may_only_read_sees_all_findings(
     database: str, sql: psycopg.Connection, plain_user: PlainUser
 ) -> None:

@@ -2,17 +2,23 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
+import pytest_asyncio
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from horsies import AppConfig, Horsies
 from horsies.web import dashboard
+from tests.fixtures.everything import Everything, fill, keep_alive
+from tests.fixtures.server import DatabaseServer
 from tests.fixtures.web import free_port
 
 
@@ -93,3 +99,44 @@ async def send_raw(address: str, request: bytes, *, timeout_s: float = 20.0) -> 
             return await reader.read()
     finally:
         writer.close()
+
+
+# -- for browsers: their fixtures belong to the event loop of the session
+
+
+@pytest.fixture(scope="module")
+def _filled(server: DatabaseServer) -> Generator[Everything]:
+    name = server.create_migrated()
+    try:
+        yield fill(server.url(name))
+    finally:
+        server.drop(name)
+
+
+@pytest.fixture
+def filled(_filled: Everything) -> Everything:
+    """One of everything, in a database that the tests of a module share. Its workers count as living from now on."""
+    with psycopg.connect(_filled.database_url, autocommit=True) as sql:
+        keep_alive(sql)
+    return _filled
+
+
+Serve = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def serve() -> Serve:
+    """`async with serve(database_url, prefix="/horsies", authorize=...) as address`: a dashboard, or one that is mounted under a prefix."""
+
+    @asynccontextmanager
+    async def start(database_url: str, *, prefix: str = "", **options: Any) -> AsyncGenerator[str]:
+        app = Horsies(AppConfig.for_database_url(database_url))
+        served: Any = dashboard(app, **options)
+        try:
+            async with serving(Starlette(routes=[Mount(prefix, served)]) if prefix else served) as address:
+                yield address + prefix
+        finally:
+            await served.close()
+            await app.broker.close_async()
+
+    return start

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from horsies.cli.main import main
-from horsies.worker.http import HealthCheck, endpoints
+from horsies.worker.health import HealthCheck, endpoints
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy

@@ -35,7 +35,7 @@ from horsies.db.pool import PoolStats
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.errors import HorsiesError
 from horsies.tasks.queues import MAX_COUNTED, QueueDepth, get_queue_depths
-from horsies.worker.http import WorkerStats
+from horsies.worker.health import WorkerStats
 
 M = TypeVar("M", Counter, Histogram)
 

@@ -141,7 +141,7 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
 
 def _slots_of(context: CheckContext, queue: QueueSummary, capacity: Sequence[Row]) -> Slots:
     declared = {each.name: each.max_concurrency for each in context.queues or ()}
-    by_worker = {worker: count for worker, queues, count, *_ in capacity if queue.name in (queues or ())}
+    by_worker = {worker: count for worker, queues, count in capacity if queue.name in queues}
     return Slots(by_worker, queue.cap or declared.get(queue.name))
 
 

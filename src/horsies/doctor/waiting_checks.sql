@@ -1,12 +1,8 @@
 -- name: get_capacity
--- The slots of living workers, and the caps that were set at run time.
-select id::text, queues, processes * concurrency, null::text, null::integer
+-- The slots of living workers.
+select id::text, queues, processes::bigint * concurrency
 from {schema}.workers
 where heartbeat_at > now() - %(stale_s)s::float * interval '1 s'
-union all
-select null, null, null, name, max_concurrency
-from {schema}.queues
-where max_concurrency is not null
 limit 10000;
 
 -- name: get_running

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from types import FrameType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 if sys.platform != "linux":
     import psutil
@@ -26,6 +26,8 @@ if sys.platform != "linux":
 T = TypeVar("T")
 
 MB = 1 << 20
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / MB
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _MAX_TITLE_BYTES = 15
@@ -204,5 +206,34 @@ def rss_meter() -> Callable[[], float]:
         return lambda: process.memory_info().rss / MB
     # /proc/self is resolved when it is opened: call this after a fork, not before.
     fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    page_mb = os.sysconf("SC_PAGE_SIZE") / MB
-    return lambda: int(os.pread(fd, 128, 0).split()[1]) * page_mb
+    return lambda: int(os.pread(fd, 128, 0).split()[1]) * _PAGE_MB
+
+
+class Usage(NamedTuple):
+    """What a process uses. `started` tells it from a later process with the same pid."""
+
+    memory_mb: float
+    cpu_s: float
+    started: float
+
+
+def measure_usage(pid: int) -> Usage | None:
+    """Measure a process; None if it is gone.
+
+    On Linux without psutil, which takes a megabyte of memory in every worker.
+    """
+    if sys.platform != "linux":
+        try:
+            process = psutil.Process(pid)
+            used = process.cpu_times()
+            return Usage(process.memory_info().rss / MB, used.user + used.system, process.create_time())
+        except psutil.Error:
+            return None
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - once per process and heartbeat
+            # The name of the process comes before the last parenthesis, and may contain anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    user, system, started, pages = (int(fields[place]) for place in (11, 12, 19, 21))
+    return Usage(pages * _PAGE_MB, (user + system) * _TICK_S, started * _TICK_S)

@@ -56,8 +56,10 @@ SHOWN: Final = frozenset(
     }
 )
 
-_SCHEME: Final = r"([A-Za-z][A-Za-z0-9+.-]*)://"
-_DRIVER: Final = r"\A(postgres|postgresql)\+[a-z0-9_]+://"  # as in URLs for SQLAlchemy
+# Compiled here, and so before a fork: every child that loads an app checks its database URL.
+_BROKEN: Final = re.compile(r"[\x00\ud800-\udfff]")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_DRIVER: Final = re.compile(r"\A(postgres|postgresql)\+[a-z0-9_]+://")  # as in URLs for SQLAlchemy
 _URL_IN_TEXT: Final = r"(://[^\s:/]*:)\S*@"
 _QUERY_IN_TEXT: Final = r"([?&])([^=&\s]+)=[^&\s]*"
 _HIDDEN_NAME: Final = r"(?i)pass(word|wd)|secret|scram_(client|server)_key"
@@ -73,9 +75,9 @@ def url_problem(url: object) -> str | None:
         return f"must be a string, not {type(url).__name__}; {ACCEPTED}"
     if not url.strip():
         return f"is empty; {ACCEPTED}"
-    if re.search(r"[\x00\ud800-\udfff]", url):
+    if _BROKEN.search(url):
         return "contains a NUL or a broken character; remove it"
-    if scheme := re.match(_SCHEME, conninfo(url)):
+    if scheme := _SCHEME.match(conninfo(url)):
         problem = _url_form_problem(url, scheme[1])
     elif "=" not in url:
         problem = f"is neither a URL nor key=value pairs; {ACCEPTED}"
@@ -103,7 +105,7 @@ def _port_problem(params: Mapping[str, str]) -> str | None:
 
 def conninfo(url: str) -> str:
     """Return a connection string in the form that libpq understands: without a driver in the scheme."""
-    return re.sub(_DRIVER, r"\1://", url)
+    return _DRIVER.sub(r"\1://", url)
 
 
 def masked(url: str) -> str:

@@ -25,7 +25,6 @@ from horsies.model.task import TaskId
 
 FINAL = tuple(status for status in TaskStatus if status.is_final)
 LIVE = tuple(status for status in TaskStatus if not status.is_final)
-_ID_DIGITS = 32  # hexadecimal digits of a UUID
 
 SQL = load(__file__)
 MAX_SCANNED = 1_000
@@ -476,13 +475,6 @@ class WorkerSummary:
 def list_workers() -> Op[list[WorkerSummary]]:
     """List the registered workers, oldest first."""
     return [WorkerSummary(*row) for row in (yield from rows(SQL["list_workers"]()))]
-
-
-def find_workers(prefix: str) -> Op[list[str]]:
-    """Return the ids with this prefix, of registered workers and of those that have left snapshots of their health."""
-    digits = prefix.replace("-", "")
-    query = SQL["find_workers"](lowest=digits.ljust(_ID_DIGITS, "0"), highest=digits.ljust(_ID_DIGITS, "f"))
-    return [worker for (worker,) in (yield from rows(query))]
 
 
 def request_heartbeat(worker_ids: Sequence[str]) -> Op[Mapping[str, datetime]]:

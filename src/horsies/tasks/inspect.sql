@@ -398,16 +398,6 @@ left join lateral (
 ) as newest_state on true
 order by workers.started_at, workers.id;
 
--- name: find_workers
-select id::text
-from {schema}.workers
-where id between %(lowest)s::uuid and %(highest)s::uuid
-union
-select worker_id::text
-from {schema}.worker_states
-where worker_id between %(lowest)s::uuid and %(highest)s::uuid
-order by 1;
-
 -- name: get_heartbeats
 select id::text, heartbeat_at
 from {schema}.workers

@@ -11,6 +11,7 @@ from markupsafe import Markup
 NOTHING: Final = "\N{EN DASH}"
 SOON_S: Final = 10.0  # an age below this is "just now"
 _INVISIBLE: Final = re.compile(r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_NOT_IN_PATHS: Final = re.compile(r"[%/\\\x00-\x1f]")  # Starlette's paths have no line ends
 _NO_LINES: Final = re.compile(r"[\n\t]")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -98,7 +99,7 @@ def _escape(match: re.Match[str]) -> str:
 
 def segment(name: str) -> str:
     """Make a name one part of a path. `url` quotes it again: servers and browsers take an encoded slash, or two dots, for what they stand for."""
-    text = name.replace("%", "%25").replace("/", "%2F").replace("\\", "%5C")
+    text = _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", name)
     return text.replace(".", "%2E") if text in {".", ".."} else text
 
 

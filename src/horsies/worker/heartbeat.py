@@ -22,14 +22,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Final, Self
 
-import psutil
-
 from horsies.app import Horsies
 from horsies.db.channels import worker_lock_scope
 from horsies.db.dedicated import ThreadedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify
 from horsies.db.statement import Op, Query, execute, load, one, rows
 from horsies.events import HeartbeatMissed, emit, subscribers
+from horsies.executor.os_process import Usage, measure_usage
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
 from horsies.tasks.claim import claims_from_rows
@@ -312,25 +311,26 @@ class Heartbeat:
 
 def measure_memory_mb(pid: int) -> float | None:
     """Return the resident memory of a process, to a tenth of a MB; None if it is gone."""
-    try:
-        return round(psutil.Process(pid).memory_info().rss / (1 << 20), 1)
-    except psutil.Error:
-        return None
+    usage = measure_usage(pid)
+    return usage and round(usage.memory_mb, 1)
 
 
 class UsageMeter:
     """Measures memory and CPU of some processes together. CPU is measured since the last call for the same process; the first returns 0."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, psutil.Process] = {}
+        self._measured_at = 0.0
+        self._last: dict[int, Usage] = {}
 
     def measure(self, pids: Iterable[int]) -> tuple[float, float]:
         """Return their memory in MB and the percentage of a CPU that they use. One that has died counts nothing."""
-        known, self._processes = self._processes, {}
-        memory_mb = cpu_percent = 0.0
-        for pid in pids:
-            with suppress(psutil.Error):
-                process = self._processes[pid] = known.get(pid) or psutil.Process(pid)
-                cpu_percent += process.cpu_percent()
-                memory_mb += process.memory_info().rss / (1 << 20)
-        return memory_mb, cpu_percent
+        now = time.monotonic()
+        used = {pid: usage for pid in pids if (usage := measure_usage(pid))}
+        cpu_s = sum(
+            usage.cpu_s - last.cpu_s
+            for pid, usage in used.items()
+            if (last := self._last.get(pid)) and last.started == usage.started
+        )
+        elapsed_s = now - self._measured_at
+        self._measured_at, self._last = now, used
+        return sum(usage.memory_mb for usage in used.values()), 100 * cpu_s / elapsed_s

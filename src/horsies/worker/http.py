@@ -8,16 +8,15 @@ the oldest that has waited for its client for a second is closed, or else the ol
 is made once for all of them, by the thread of the first: whatever hangs there, the number of threads is bounded.
 """
 
-import asyncio
 import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,15 +26,13 @@ from typing import Any, Final
 
 from horsies.app import Horsies
 from horsies.model.errors import HorsiesError
+from horsies.worker.health import HealthCheck
 
 IDLE_S: Final = 1.0  # a connection that has waited this long for its client may be closed for a new one
 ANSWER_S: Final = 30.0
 REQUEST_BYTES: Final = 8192
 BACKLOG: Final = 64
 """Connections accepted at once; fewer than `clients`, so that a quick client is served before it is the oldest."""
-
-LOOP_CHECK_S: Final = 5.0
-MISSED_ANSWERS: Final = 3
 
 log = logging.getLogger("horsies.worker")
 
@@ -59,10 +56,8 @@ class HttpAnswer:
 Routes = Mapping[str, Callable[[], HttpAnswer]]
 
 
-def endpoints(app: Horsies, health: "HealthCheck", *, host: str, port: int | None) -> AbstractContextManager[None]:
-    """Serve the endpoints inside the block; without a port, do nothing. Raise if the port is not available."""
-    if port is None:
-        return nullcontext()
+def serve_endpoints(app: Horsies, health: HealthCheck, *, host: str, port: int) -> AbstractContextManager[None]:
+    """Serve the endpoints inside the block. Raise if the port is not available."""
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -90,7 +85,7 @@ def _json(value: object, *, is_ok: bool) -> HttpAnswer:
     return HttpAnswer(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-def _metrics(app: Horsies, health: "HealthCheck") -> Callable[[], HttpAnswer]:
+def _metrics(app: Horsies, health: HealthCheck) -> Callable[[], HttpAnswer]:
     try:
         # By name: contrib is a layer above the worker, and needs an extra.
         expose = import_module("horsies.contrib.prometheus").exposition(app, lambda: health.stats())  # noqa: PLW0108 - it is set later
@@ -100,55 +95,6 @@ def _metrics(app: Horsies, health: "HealthCheck") -> Callable[[], HttpAnswer]:
         text = b"/metrics needs prometheus-client; run: pip install 'horsies[prometheus]'\n"
         return lambda: HttpAnswer(HTTPStatus.NOT_IMPLEMENTED, text)
     return lambda: HttpAnswer(HTTPStatus.OK, *expose())
-
-
-# -- the health of this process, a worker or a scheduler: safe from any thread
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """Ages are in seconds; None: it has not happened yet."""
-
-    children: int
-    children_wanted: int
-    slots: int
-    running: int
-    buffered: int
-    memory_bytes: float
-    children_memory_bytes: float
-    heartbeat_age_s: float | None
-    is_leader: bool
-    is_polling: bool
-    notification_age_s: float | None
-
-
-class HealthCheck:
-    """What the endpoints ask. A worker or a scheduler sets the attributes as soon as it can answer."""
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.unready: Callable[[], Iterable[str]] = lambda: ["the database has not been reached yet"]
-        """Return why it cannot work now; nothing if it can."""
-        self.stats: Callable[[], WorkerStats | None] = lambda: None
-        """Return the figures of a worker; those of a scheduler are counted from events."""
-
-    def is_alive(self) -> bool:
-        """Whether the event loop runs, or has not been started: a process that waits for its database is alive."""
-        if self.loop is None:
-            return True
-        answered = threading.Event()
-        try:
-            self.loop.call_soon_threadsafe(answered.set)
-        except RuntimeError:
-            return False  # the loop is closed: the process is exiting
-        return answered.wait(LOOP_CHECK_S)
-
-
-def check_database(answered_at: float, interval_s: float, *, is_missing: bool) -> Iterator[str]:
-    """Yield a reason if the database, which is queried at least once per interval, has stopped answering."""
-    age_s = time.monotonic() - answered_at
-    if is_missing or age_s > interval_s * MISSED_ANSWERS:
-        yield f"the database has not answered for {age_s:.1f} s"
 
 
 # -- the server

@@ -35,8 +35,8 @@ from horsies.tasks.unknown import KnownTasks
 from horsies.worker.batch_sender import BatchSender
 from horsies.worker.child import Child
 from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.health import HealthCheck, WorkerStats, check_database, endpoints
 from horsies.worker.heartbeat import DeclaredDead, Heartbeat, UsageMeter
-from horsies.worker.http import HealthCheck, WorkerStats, check_database, endpoints
 from horsies.worker.plan import ClaimLimits, DispatcherState, PrefetchPolicy
 from horsies.worker.scheduler import Scheduler
 from horsies.worker.service import ExitCode, open_database, root_cause, serve, signals, signals_restored

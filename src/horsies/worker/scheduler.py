@@ -18,7 +18,7 @@ from horsies.model.worker_config import DEFAULT_METRICS_HOST
 from horsies.schedules.decide import SlotOutcome
 from horsies.schedules.sync import DeclaredSchedule, declared_schedules, sync_schedules
 from horsies.schedules.tick import TickResult, tick
-from horsies.worker.http import HealthCheck, check_database, endpoints
+from horsies.worker.health import HealthCheck, check_database, endpoints
 from horsies.worker.service import Backoff, ExitCode, open_database, root_cause, serve, signals
 
 SHORTEST_SLEEP_S: Final = 0.05  # when another scheduler handles what is due

@@ -105,6 +105,7 @@ class Stream {
   constructor(element) {
     this.element = element;
     this.isGone = false;
+    this.patience = null;
     this.open();
   }
 
@@ -130,8 +131,8 @@ class Stream {
       this.report("This does not exist any more. What you see is what it was.");
     });
     source.addEventListener("error", () => {
-      clearTimeout(this.patience);
-      this.patience = setTimeout(
+      // Not set again by the errors of further tries.
+      this.patience ??= setTimeout(
         () => this.report("The connection is lost, so this page is not up to date. Trying again."), PATIENCE_MS);
       if (source.readyState !== EventSource.CLOSED) return; // the browser connects again
       this.close();
@@ -140,7 +141,7 @@ class Stream {
   }
 
   report(text) {
-    clearTimeout(this.patience);
+    this.stopWaiting();
     outages.set(this, text);
     updateOutage();
   }
@@ -153,7 +154,12 @@ class Stream {
 
   end() {
     this.close();
+    this.stopWaiting();
+  }
+
+  stopWaiting() {
     clearTimeout(this.patience);
+    this.patience = null;
   }
 }
 
