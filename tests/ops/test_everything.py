@@ -1,10 +1,12 @@
 """One of everything: what the other tests show is really there."""
 
 import psycopg
+from rich.cells import cell_len
 
 from horsies import AppConfig, Horsies
 from horsies.model.config import PostgresConfig
 from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything
+from tests.ops.test_eight_situations import screen_of
 
 STATUSES = {
     "completed": "COMPLETED", "failed": "FAILED", "retrying": "PENDING", "many_failed_attempts": "PENDING", "crashed": "FAILED",
@@ -31,6 +33,20 @@ def test_every_state_is_there(everything: Everything, sql: psycopg.Connection) -
     assert sql.execute(
         "select id::text from horsies.dead_workers where id = %s", [everything.workers["dead"]]
     ).fetchone()
+
+
+def test_tables_and_findings_fit_80_columns(everything: Everything) -> None:
+    task, run, worker = everything.tasks["failed"], everything.workflows["failed"], everything.workers["live"]
+    commands = [
+        ["status"], ["errors"], ["tasks", "list"], ["tasks", "list", "--running"], ["tasks", "show", task], ["queues", "list"], ["workers", "list"],
+        ["workers", "list", "--dead"], ["workers", "show", worker], ["workflows", "list"], ["workflows", "show", run], ["schedules", "list"],
+        ["schedules", "show", "sync stock"], ["audit"], ["doctor"],
+    ]  # fmt: skip
+    for words in commands:
+        screen = screen_of(*words, database=everything.database_url, lines=60, columns=80)
+        shown, *_ = screen.split("\nerror:\n")  # a traceback stays as it is
+        assert len(shown.splitlines()) > 2, words
+        assert [line for line in shown.splitlines() if cell_len(line) > 80] == [], words
 
 
 def test_operators_can_read_all_of_it(everything: Everything) -> None:

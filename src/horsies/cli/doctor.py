@@ -19,7 +19,7 @@ from horsies.cli.options import (
     report_errors,
     target_command,
 )
-from horsies.cli.output import Column, printable, show_json, show_table, wide_option
+from horsies.cli.output import Column, show_json, show_lines, show_table, terminal_size, wide_option, wrap
 from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.inventory import take_inventory
@@ -151,12 +151,14 @@ def _to_json(report: Report) -> dict[str, Any]:
 
 
 def _show_report(report: Report) -> None:
+    width, _ = terminal_size()
     for finding in report.findings:
-        click.echo(f"{_coloured(finding.severity)} {finding.code}: {printable(finding.seen)}")
-        if finding.severity > Severity.INFO:
-            click.echo(f"        fix: {printable(finding.fix)}")
+        severity = finding.severity
+        show_lines(wrap(f"{severity.word:7} ", f"{finding.code}: {finding.seen}", width, COLOURS[severity]))
+        if severity > Severity.INFO:
+            show_lines(wrap("        fix: ", finding.fix, width))
     if passed := [check.name for check in report.checks if check.findings == []]:
-        click.echo(f"{_coloured(Severity.OK)} {', '.join(passed)}")
+        show_lines(wrap(f"{Severity.OK.word:7} ", ", ".join(passed), width, COLOURS[Severity.OK]))
     if skipped := [check.name for check in report.checks if check.findings is None]:
         click.echo(f"not checked, because of the above: {', '.join(skipped)}")
     counts = Counter(finding.severity for finding in report.findings)
@@ -166,10 +168,6 @@ def _show_report(report: Report) -> None:
         if (count := counts[severity])
     ]
     click.echo(", ".join(words) or "no problems found")
-
-
-def _coloured(severity: Severity) -> str:
-    return click.style(f"{severity.word:7}", fg=COLOURS[severity])
 
 
 def _show_inventory(app: Horsies, inventory: Inventory) -> None:

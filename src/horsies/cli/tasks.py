@@ -338,7 +338,10 @@ def _show_task(view: TaskView) -> None:
         click.echo(f"{'sensitive':<14}yes")
     if view.attempts:
         click.echo()
-        headings = ["ATTEMPT", "OUTCOME", "STARTED", "TOOK", "WORKER", "CHILD", "ERROR", "MESSAGE"]
+        headings = [
+            "ATTEMPT", "OUTCOME", Column("STARTED", drop=3), "TOOK", Column("WORKER", is_id=True, drop=2), Column("CHILD", drop=1),
+            Column("ERROR", shrink=10), Column("MESSAGE", shrink=16),
+        ]  # fmt: skip
         show_table(headings, map(_attempt_cells, view.attempts), empty="")
     for title, text in (("args", detail.args), ("result", detail.result), ("error", _error_text(info.error))):
         if text:

@@ -1,6 +1,6 @@
 """Checks of tasks, workers, workflows and schedules. Those of queues whose tasks wait are in `waiting_checks.py`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.doctor.findings import (
@@ -30,6 +30,11 @@ WORKER_CRASHED = OperationalErrorCode.WORKER_CRASHED.value
 SLOT_OVERDUE_S = 60.0  # by then any running scheduler has handled the slot
 
 SQL = load(__file__)
+
+
+def _count(things: Sized, one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"
+
 
 # -- tasks
 
@@ -143,7 +148,7 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         named = enumerate_names(
             [f"{host} pid {pid} ({format_duration(age_s)})" for _, host, pid, _, _, age_s, *_ in stale]
         )
-        seen = f"{len(stale)} worker{' sends' if len(stale) == 1 else 's send'} no heartbeats: {named}"
+        seen = f"{_count(stale, 'worker sends', 'workers send')} no heartbeats: {named}"
         ids = [row[0] for row in stale]
         findings.append(Finding(FindingCode.STALE_WORKERS, seen, {"worker_id": ids[0], "worker_ids": ids}))
     if not live:
@@ -155,19 +160,19 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
     ]
     if costly := [row for row in live if (row[8] or 0.0) >= RECYCLING_DOMINATES]:
         named = enumerate_names([f"{host} pid {pid} ({share:.0%})" for _, host, pid, *_, share in costly])
-        seen = f"{len(costly)} workers spend much of their children's time on starting them: {named}"
+        seen = f"{_count(costly, 'worker spends', 'workers spend')} much of the time of child processes on starting them: {named}"
         costly.sort(key=lambda row: -row[8])
         ids = [row[0] for row in costly]
         data = {"worker_id": ids[0], "worker_ids": ids, "share": costly[0][8]}
         findings.append(Finding(FindingCode.RECYCLING_DOMINATES, seen, data))
     if clashes:
         named = enumerate_names([f"{name} (of apps {', '.join(apps)})" for name, apps in clashes])
-        seen = f"{len(clashes)} task names are in more than one app: {named}"
+        seen = f"{_count(clashes, 'task name is', 'task names are')} in more than one app: {named}"
         data = {"task_name": clashes[0][0], "tasks": {name: list(apps) for name, apps in clashes}}
         findings.append(Finding(FindingCode.TASK_NAME_CLASH, seen, data))
     if mixed and not clashes:
         named = enumerate_names([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
-        seen = f"workers of different apps serve {len(mixed)} queue{'' if len(mixed) == 1 else 's'}: {named}"
+        seen = f"workers of different apps serve {_count(mixed, 'queue', 'queues')}: {named}"
         data = {"queue": mixed[0][0], "queues": {queue: list(apps) for queue, apps in mixed}}
         findings.append(Finding(FindingCode.APPS_MIXED, seen, data))
     return findings
@@ -184,7 +189,7 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
             for _, host, pid, _, at, held, *_ in dead
         ]
     )
-    seen = f"{len(dead)} worker{'' if len(dead) == 1 else 's'} died in the last {format_duration(context.max_since_crash_s)}: {named}"
+    seen = f"{_count(dead, 'worker', 'workers')} died in the last {format_duration(context.max_since_crash_s)}: {named}"
     ids, tasks = [row[0] for row in dead], [task for row in dead for task in row[7]]
     data = {"worker_id": ids[0], "worker_ids": ids, "task_ids": tasks[:MAX_LISTED]}
     return [Finding(FindingCode.DEAD_WORKERS, seen, data)]
@@ -258,7 +263,7 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
     roots = sorted({stuck.root_id for stuck in still})
     named = enumerate_names([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
     data = {"workflow_id": roots[0], "count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
-    return [Finding(FindingCode.WORKFLOWS_STUCK, f"{len(roots)} workflows: {named}", data)]
+    return [Finding(FindingCode.WORKFLOWS_STUCK, f"{_count(roots, 'workflow', 'workflows')}: {named}", data)]
 
 
 def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:
@@ -322,13 +327,13 @@ def check_schedules(context: CheckContext) -> Op[list[Finding]]:
     findings: list[Finding] = []
     if overdue:
         named = enumerate_names([f"{name} ({format_duration(late_s)})" for name, late_s in overdue])
-        seen = f"slots of {len(overdue)} schedules are overdue: {named}"
+        seen = f"slots of {_count(overdue, 'schedule', 'schedules')} are overdue: {named}"
         names = [name for name, _ in overdue]
         data = {"schedule": names[0], "schedules": names, **app_data(context)}
         findings.append(Finding(FindingCode.SCHEDULES_UNSERVED, seen, data))
     if unowned:
         names = [name for (name,) in unowned]
-        seen = f"{len(names)} schedules belong to no app: {enumerate_names(names)}"
+        seen = f"{_count(names, 'schedule belongs', 'schedules belong')} to no app: {enumerate_names(names)}"
         findings.append(Finding(FindingCode.SCHEDULES_WITHOUT_APP, seen, {"schedule": names[0], "schedules": names}))
     return findings
 
@@ -344,5 +349,5 @@ def check_owners(context: CheckContext) -> Op[list[Finding]]:
     named = enumerate_names(
         [f"{name} ({'created at run time' if app is None else f'of app {app}'})" for name, app in clashes]
     )
-    seen = f"{len(clashes)} schedules that app {context.app} declares are not in force, because others have their names: {named}"
+    seen = f"app {context.app} declares {_count(clashes, 'schedule that is', 'schedules that are')} not in force, because of others of the same name: {named}"
     return [Finding(FindingCode.SCHEDULE_CLASH, seen, {"schedule": clashes[0][0], "schedules": dict(clashes)})]
