@@ -258,9 +258,10 @@ async def test_actions_on_everything_or_nothing_are_refused(
     assert problem in page.text
 
 
-async def test_the_way_back_cannot_lead_to_another_site(visit: Visit) -> None:
-    page = await (await visit()).get("/tasks/bulk?action=retry&task_name=none&back=//evil.example/&statuses=FAILED")
-    assert "//evil.example" not in re.sub(r'name="back" value="[^"]*"', "", page.text)
+async def test_the_way_back_cannot_lead_to_another_site(sql: psycopg.Connection, visit: Visit) -> None:
+    add_task(sql, status="FAILED")
+    page = await (await visit()).get("/tasks/bulk?action=retry&task_name=charge&back=//evil.example/")
+    assert link(page, "Back") == "/"
 
 
 @pytest.mark.parametrize("message", ["order # is lost", "", 'it\'s <b>"50 %"</b> & more'])
@@ -270,9 +271,9 @@ async def test_exactly_one_error_group_is_retried(sql: psycopg.Connection, visit
         for number in range(3)
     ]
     others = [
-        add_task(sql, status="FAILED", message="another message"),
-        add_task(sql, status="FAILED", message=message, error_code="OTHER_CODE"),
-        add_task(sql, status="FAILED", message=message, task_name="refund"),
+        add_task(sql, age_s=19, status="FAILED", message="another message"),
+        add_task(sql, age_s=19, status="FAILED", message=message, error_code="OTHER_CODE"),
+        add_task(sql, age_s=19, status="FAILED", message=message, task_name="refund"),
     ]
     visitor = await visit()
     page = await visitor.get("/errors?hours=1")

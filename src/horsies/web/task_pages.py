@@ -138,7 +138,7 @@ async def show_tasks(view: View) -> Response:
     given, after, is_running = _given(view.query), view.query.get("after"), view.query.get("order") == "running"
     now = await view.ops.read_clock_async()
     common: dict[str, Any] = {
-        "given": given, "has_more": bool(given.keys() & _FOLDED), "clock": now, "is_running": is_running, "after": after, "statuses": TaskStatus,
+        "given": given, "has_more": bool(given.keys() & _FOLDED), "clock": now, "zone": now.astimezone().tzname(), "is_running": is_running, "after": after, "statuses": TaskStatus,
     }  # fmt: skip
     try:
         filters = await _read_filter(view.ops, given, now)
