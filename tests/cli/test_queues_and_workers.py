@@ -128,6 +128,15 @@ def test_workers_are_listed_and_shown_by_a_prefix_of_their_ids(
     assert "is not the id of a worker" in cli("workers", "show", "not an id").err
 
 
+def test_a_worker_that_died_is_found_by_a_prefix_of_its_id(cli: Cli, sql: psycopg.Connection) -> None:
+    sql.execute(
+        "insert into horsies.dead_workers values (%s, 'here', 1, 'shop', '1', '{default}', now(), now(), now(), 0, '{}')",
+        [ME],
+    )
+    assert f"{ME[:13]}" in cli("workers", "list", "--dead").out
+    assert cli("workers", "show", ME[:8], "--json").json["dead"]["hostname"] == "here"
+
+
 def test_the_health_of_a_worker_that_is_gone_is_still_shown(cli: Cli, sql: psycopg.Connection) -> None:
     sql.execute(
         "insert into horsies.worker_states (worker_id, hostname, pid, processes, concurrency, queues, tasks_running, "

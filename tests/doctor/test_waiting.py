@@ -334,7 +334,7 @@ def test_a_task_that_kills_children_is_named_with_the_signal_and_the_worker(
     (task,) = row(healthy, "select id::text from horsies.tasks where attempts = 2")
     assert found.data["task_id"] == task
     assert (
-        "the last on here pid 1 at 2030-01-01T00:00:01+00:00: WORKER_CRASHED: the child process (pid 7) was killed by SIGSEGV"
+        "the last on here pid 1 at 2030-01-01 00:00:01+0000: WORKER_CRASHED: the child process (pid 7) was killed by SIGSEGV"
         in found.seen
     )
 

@@ -1,6 +1,7 @@
 """Checks of tasks, workers, workflows and schedules. Those of queues whose tasks wait are in `waiting_checks.py`."""
 
 from collections.abc import Iterator, Sequence, Sized
+from datetime import datetime
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows
 from horsies.doctor.findings import (
@@ -71,9 +72,8 @@ def check_crashes(context: CheckContext) -> Op[list[Finding]]:
     crashes = yield from rows(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
     findings: list[Finding] = []
     for name, deaths, live, ended, example, message, at, worker, host in crashes:
-        last = (
-            f", the last on {host or f'worker {worker}'} at {at}: {WORKER_CRASHED}: {first_line(message)}" if at else ""
-        )
+        on = host or f"worker {worker}"
+        last = f", the last on {on} at {_clock_from_json(at)}: {WORKER_CRASHED}: {first_line(message)}" if at else ""
         period = format_duration(context.max_since_crash_s)
         seen = (
             f"task {name!r} has killed {deaths} child process{'' if deaths == 1 else 'es'}{last}; "
@@ -93,6 +93,13 @@ def check_crashes(context: CheckContext) -> Op[list[Finding]]:
         severity = Severity.ERROR if deaths > 1 else Severity.WARNING
         findings.append(Finding(FindingCode.CHILDREN_CRASHING, seen, data, severity))
     return findings
+
+
+def _clock_from_json(text: str) -> str:
+    try:
+        return format_clock(datetime.fromisoformat(text))
+    except ValueError:  # other software has written the row
+        return text
 
 
 def check_unknown(context: CheckContext) -> Op[list[Finding]]:

@@ -29,9 +29,13 @@ order by id
 limit %(limit)s::bigint;
 
 -- name: find_workers
--- Those that are registered, and those that have left snapshots of their health.
+-- Those that are registered, those that died, and those that have left snapshots of their health.
 select id::text
 from {schema}.workers
+where id between %(lowest)s::uuid and %(highest)s::uuid
+union
+select id::text
+from {schema}.dead_workers
 where id between %(lowest)s::uuid and %(highest)s::uuid
 union
 select worker_id::text
