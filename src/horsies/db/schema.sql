@@ -597,6 +597,19 @@ CREATE TABLE horsies.nodes (
 )
 WITH (fillfactor='70');
 
+CREATE TABLE horsies.queue_minutes (
+    minute timestamp with time zone NOT NULL,
+    queue_name text NOT NULL,
+    completed integer NOT NULL,
+    failed integer NOT NULL,
+    cancelled integer NOT NULL,
+    expired integer NOT NULL,
+    retried integer NOT NULL,
+    waited integer[] NOT NULL,
+    ran integer[] NOT NULL,
+    CONSTRAINT queue_minutes_histograms_are_complete CHECK (((cardinality(waited) = 27) AND (cardinality(ran) = 27)))
+);
+
 CREATE TABLE horsies.queues (
     name text NOT NULL,
     paused_at timestamp with time zone,
@@ -780,6 +793,9 @@ ALTER TABLE ONLY horsies.minutes_until
 
 ALTER TABLE ONLY horsies.nodes
     ADD CONSTRAINT nodes_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY horsies.queue_minutes
+    ADD CONSTRAINT queue_minutes_pkey PRIMARY KEY (minute, queue_name);
 
 ALTER TABLE ONLY horsies.queues
     ADD CONSTRAINT queues_pkey PRIMARY KEY (name);

@@ -29,6 +29,7 @@ TASK_GROUPS, ERROR_GROUPS = 200, 100
 MAX_MESSAGES: Final = 20_000
 """Failures in one minute whose messages are read."""
 OLD_ROWS: Final = 1_000
+TABLES: Final = ("task_minutes", "queue_minutes", "error_minutes")
 
 MINUTE = timedelta(minutes=1)
 _ROLLBACK = Statement("rollback_minute", "rollback")
@@ -91,12 +92,12 @@ def _roll_up_next_minute(*, again: bool) -> Op[bool]:
     start, busy, current = found[0]
     # Minutes without an ending are passed over together.
     until = current if busy is None else busy + MINUTE
-    replaced = [SQL[f"delete_{table}"](since=start, until=until) for table in ("task_minutes", "error_minutes")]
+    replaced = [SQL[f"delete_{table}"](since=start, until=until) for table in TABLES]
     computed = [] if busy is None else [
         SQL["insert_task_minutes"](minute=busy, groups=TASK_GROUPS),
         SQL["insert_error_minutes"](minute=busy, groups=ERROR_GROUPS, messages=MAX_MESSAGES),
     ]  # fmt: skip
-    old = [SQL[f"delete_old_{table}"](limit=OLD_ROWS) for table in ("task_minutes", "error_minutes")]
+    old = [SQL[f"delete_old_{table}"](limit=OLD_ROWS) for table in TABLES]
     end = [SQL["store_minutes_until"](until=until), SQL["commit_minute"]()]
     try:
         yield from execute(*replaced, *computed, *old, *end)

@@ -2,6 +2,16 @@
 -- As in the indexes by time; the conditions on `finished_at` itself skip partitions.
 finished.finished_at at time zone 'UTC'
 
+-- fragment: counted
+-- Of groups of tasks by status and by the buckets of their durations.
+coalesce(sum(count) filter (where status = 'COMPLETED'), 0),
+coalesce(sum(count) filter (where status = 'FAILED'), 0),
+coalesce(sum(count) filter (where status = 'CANCELLED'), 0),
+coalesce(sum(count) filter (where status = 'EXPIRED'), 0),
+least(sum(retried), 2147483647),
+{schema}.histogram(array_agg(waited), array_agg(count)),
+{schema}.histogram(array_agg(ran), array_agg(count))
+
 -- name: begin_minute
 begin isolation level read committed;
 
@@ -56,13 +66,18 @@ delete from {schema}.task_minutes
 where minute >= %(since)s::timestamptz
 and minute < %(until)s::timestamptz;
 
+-- name: delete_queue_minutes
+delete from {schema}.queue_minutes
+where minute >= %(since)s::timestamptz
+and minute < %(until)s::timestamptz;
+
 -- name: delete_error_minutes
 delete from {schema}.error_minutes
 where minute >= %(since)s::timestamptz
 and minute < %(until)s::timestamptz;
 
 -- name: insert_task_minutes
--- In two steps: the first reads every task that ended in this minute, the second only its groups. Names are cut, because an index cannot hold long ones.
+-- In steps: the first reads every task that ended in this minute, the others only its groups. Names are cut, because an index cannot hold long ones.
 with ended_tasks as materialized (
     select
         left(finished.queue_name, 200) as queue_name,
@@ -87,22 +102,25 @@ ranked_groups as (
         row_number() over (order by sum(ended_tasks.count) desc, ended_tasks.queue_name, ended_tasks.task_name) <= %(groups)s::integer as is_kept
     from ended_tasks
     group by ended_tasks.queue_name, ended_tasks.task_name
+),
+named_groups as (
+    select
+        case when ranked_groups.is_kept then ended_tasks.queue_name else '' end as queue_name,
+        case when ranked_groups.is_kept then ended_tasks.task_name else '' end as task_name,
+        ended_tasks.status, ended_tasks.waited, ended_tasks.ran, ended_tasks.count, ended_tasks.retried
+    from ended_tasks
+    join ranked_groups using (queue_name, task_name)
+),
+inserted_queues as (
+    insert into {schema}.queue_minutes (minute, queue_name, completed, failed, cancelled, expired, retried, waited, ran)
+    select %(minute)s::timestamptz, queue_name, {counted}
+    from named_groups
+    group by queue_name
 )
 insert into {schema}.task_minutes (minute, queue_name, task_name, completed, failed, cancelled, expired, retried, waited, ran)
-select
-    %(minute)s::timestamptz,
-    case when ranked_groups.is_kept then ended_tasks.queue_name else '' end,
-    case when ranked_groups.is_kept then ended_tasks.task_name else '' end,
-    coalesce(sum(ended_tasks.count) filter (where ended_tasks.status = 'COMPLETED'), 0),
-    coalesce(sum(ended_tasks.count) filter (where ended_tasks.status = 'FAILED'), 0),
-    coalesce(sum(ended_tasks.count) filter (where ended_tasks.status = 'CANCELLED'), 0),
-    coalesce(sum(ended_tasks.count) filter (where ended_tasks.status = 'EXPIRED'), 0),
-    least(sum(ended_tasks.retried), 2147483647),
-    {schema}.histogram(array_agg(ended_tasks.waited), array_agg(ended_tasks.count)),
-    {schema}.histogram(array_agg(ended_tasks.ran), array_agg(ended_tasks.count))
-from ended_tasks
-join ranked_groups using (queue_name, task_name)
-group by 2, 3;
+select %(minute)s::timestamptz, queue_name, task_name, {counted}
+from named_groups
+group by queue_name, task_name;
 
 -- name: insert_error_minutes
 with failed_tasks as (
@@ -168,6 +186,15 @@ delete from {schema}.task_minutes
 where (minute, queue_name, task_name) in (
     select old_rows.minute, old_rows.queue_name, old_rows.task_name
     from {schema}.task_minutes as old_rows
+    where old_rows.minute < statement_timestamp() - interval '25 hours'
+    limit %(limit)s::integer
+);
+
+-- name: delete_old_queue_minutes
+delete from {schema}.queue_minutes
+where (minute, queue_name) in (
+    select old_rows.minute, old_rows.queue_name
+    from {schema}.queue_minutes as old_rows
     where old_rows.minute < statement_timestamp() - interval '25 hours'
     limit %(limit)s::integer
 );

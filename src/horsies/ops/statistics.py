@@ -136,7 +136,8 @@ _ORDERS: Mapping[TotalsOrder, Callable[[EndedTotals], float]] = {
 def get_time_series(minutes: int, queue_name: str | None = None, task_name: str | None = None) -> Op[list[MinutePoint]]:
     """Return a point for each of the last minutes, oldest first; the last one is the current minute."""
     window = max(1, min(minutes, MAX_MINUTES))
-    query = SQL["get_time_series"](minutes=window, queue_name=queue_name, task_name=task_name, limit=MAX_TAIL)
+    names = {"queue_name": queue_name, "task_name": task_name}
+    query = SQL["get_time_series"](minutes=window, **names, by_queue=task_name is None, limit=MAX_TAIL)
     points: list[MinutePoint] = []
     for *counts, waited, ran, is_complete in (yield from plan_for_values(query)):
         percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]

@@ -40,7 +40,18 @@ unread as materialized (
     from newest_tasks
 )
 
--- fragment: summed_histograms
+-- fragment: counted
+-- Of groups of tasks by status and by the buckets of their durations.
+coalesce(sum(count) filter (where status = 'COMPLETED'), 0) as completed,
+coalesce(sum(count) filter (where status = 'FAILED'), 0) as failed,
+coalesce(sum(count) filter (where status = 'CANCELLED'), 0) as cancelled,
+coalesce(sum(count) filter (where status = 'EXPIRED'), 0) as expired,
+sum(retried) as retried,
+{schema}.histogram(array_agg(waited), array_agg(count))::bigint[] as waited,
+{schema}.histogram(array_agg(ran), array_agg(count))::bigint[] as ran
+
+-- fragment: summed
+sum(completed)::bigint, sum(failed)::bigint, sum(cancelled)::bigint, sum(expired)::bigint, sum(retried)::bigint,
 array[
     sum(waited[1]), sum(waited[2]), sum(waited[3]), sum(waited[4]), sum(waited[5]), sum(waited[6]), sum(waited[7]), sum(waited[8]),
     sum(waited[9]), sum(waited[10]), sum(waited[11]), sum(waited[12]), sum(waited[13]), sum(waited[14]), sum(waited[15]), sum(waited[16]),
@@ -53,11 +64,24 @@ array[
     sum(ran[20]), sum(ran[21]), sum(ran[22]), sum(ran[23]), sum(ran[24]), sum(ran[25]), sum(ran[26]), sum(ran[27])
 ]::bigint[]
 
+-- fragment: rolled_up
+-- What the leader has counted, by queue if that is enough: these rows are fewer. Conditions on parameters alone are evaluated before anything is read.
+rolled_up as (
+    select minute, queue_name, null::text as task_name, completed, failed, cancelled, expired, retried, waited, ran
+    from {schema}.queue_minutes
+    where %(by_queue)s::boolean
+    union all
+    select minute, queue_name, task_name, completed, failed, cancelled, expired, retried, waited, ran
+    from {schema}.task_minutes
+    where not %(by_queue)s::boolean
+)
+
 -- name: get_time_series
 -- One row for each minute. The tasks since the last roll-up are read from `finished`, newest first and up to a limit, before they are filtered. All in one
 -- statement, so that a roll-up under way neither hides a minute nor counts it twice.
 with {clock},
 {newest_tasks},
+{rolled_up},
 tail_groups as (
     select
         date_trunc('minute', newest_tasks.finished_at) as minute,
@@ -72,27 +96,12 @@ tail_groups as (
     group by 1, 2, 3, 4
 ),
 ended_tasks as (
-    select
-        minute,
-        coalesce(sum(count) filter (where status = 'COMPLETED'), 0) as completed,
-        coalesce(sum(count) filter (where status = 'FAILED'), 0) as failed,
-        coalesce(sum(count) filter (where status = 'CANCELLED'), 0) as cancelled,
-        coalesce(sum(count) filter (where status = 'EXPIRED'), 0) as expired,
-        sum(retried) as retried,
-        {schema}.histogram(array_agg(waited), array_agg(count))::bigint[] as waited,
-        {schema}.histogram(array_agg(ran), array_agg(count))::bigint[] as ran
+    select minute, {counted}
     from tail_groups
     group by minute
     union all
-    select
-        minute,
-        sum(completed),
-        sum(failed),
-        sum(cancelled),
-        sum(expired),
-        sum(retried),
-        {summed_histograms}
-    from {schema}.task_minutes
+    select minute, {summed}
+    from rolled_up
     where minute >= (select clock.first from clock)
     and minute < (select clock.since from clock)
     and (%(queue_name)s::text is null or queue_name = left(%(queue_name)s::text, 200))
@@ -119,6 +128,7 @@ order by point.minute;
 -- One row for each queue or task that ended a task in the window.
 with {clock},
 {newest_tasks},
+{rolled_up},
 tail_groups as (
     select
         left(case when %(by_queue)s::boolean then newest_tasks.queue_name else newest_tasks.task_name end, 200) as name,
@@ -132,41 +142,18 @@ tail_groups as (
     group by 1, 2, 3, 4
 ),
 parts as (
-    select
-        name,
-        coalesce(sum(count) filter (where status = 'COMPLETED'), 0) as completed,
-        coalesce(sum(count) filter (where status = 'FAILED'), 0) as failed,
-        coalesce(sum(count) filter (where status = 'CANCELLED'), 0) as cancelled,
-        coalesce(sum(count) filter (where status = 'EXPIRED'), 0) as expired,
-        sum(retried) as retried,
-        {schema}.histogram(array_agg(waited), array_agg(count))::bigint[] as waited,
-        {schema}.histogram(array_agg(ran), array_agg(count))::bigint[] as ran
+    select name, {counted}
     from tail_groups
     group by name
     union all
-    select
-        case when %(by_queue)s::boolean then queue_name else task_name end,
-        sum(completed),
-        sum(failed),
-        sum(cancelled),
-        sum(expired),
-        sum(retried),
-        {summed_histograms}
-    from {schema}.task_minutes
+    select case when %(by_queue)s::boolean then queue_name else task_name end, {summed}
+    from rolled_up
     where minute >= (select clock.first from clock)
     and minute < (select clock.since from clock)
     and (%(queue_name)s::text is null or queue_name = left(%(queue_name)s::text, 200))
     group by 1
 )
-select
-    name,
-    sum(completed)::bigint,
-    sum(failed)::bigint,
-    sum(cancelled)::bigint,
-    sum(expired)::bigint,
-    sum(retried)::bigint,
-    {summed_histograms},
-    (select count(*) < %(limit)s::integer from newest_tasks)
+select name, {summed}, (select count(*) < %(limit)s::integer from newest_tasks)
 from parts
 group by name;
 

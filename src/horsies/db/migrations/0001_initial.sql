@@ -427,6 +427,21 @@ create table {schema}.task_minutes (
     constraint task_minutes_histograms_are_complete check (cardinality(waited) = 27 and cardinality(ran) = 27)
 );
 
+-- The same summed up by queue, for charts: they need not read a row for each task.
+create table {schema}.queue_minutes (
+    minute timestamptz not null,
+    queue_name text not null,
+    completed integer not null,
+    failed integer not null,
+    cancelled integer not null,
+    expired integer not null,
+    retried integer not null,
+    waited integer[] not null,
+    ran integer[] not null,
+    constraint queue_minutes_pkey primary key (minute, queue_name),
+    constraint queue_minutes_histograms_are_complete check (cardinality(waited) = 27 and cardinality(ran) = 27)
+);
+
 -- The failures among them, grouped by task, code and the first line of the message, with numbers and ids masked.
 create table {schema}.error_minutes (
     minute timestamptz not null,
