@@ -8,6 +8,7 @@ from itertools import pairwise
 import psycopg
 import pytest
 from playwright.async_api import Page, expect
+from starlette.requests import Request
 
 from horsies.web import Role, User
 from horsies.web.filters import age
@@ -25,7 +26,6 @@ DESKTOP = {"width": 1440, "height": 900}
 def pages_of(filled: Everything) -> Sequence[str]:
     return [
         "/",
-        "/?minutes=1440",
         "/queues",
         "/queues/mail",
         "/queues/reports?purge=1",
@@ -53,7 +53,10 @@ async def test_every_page_is_accessible_and_fits(
             answer = await page.goto(address + path)
             assert answer is not None
             assert answer.status == (404 if path == "/no-such-page" else 200), path
-            found = await accessibility_problems(page)
+            # axe takes a second; what differs on a phone is around the content.
+            found = (
+                await accessibility_problems(page) if size != PHONE or path in {"/", "/queues/reports?purge=1"} else []
+            )
             if await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
                 found.append("it is wider than the screen")
             levels = await page.eval_on_selector_all(
@@ -133,6 +136,23 @@ async def test_an_open_page_follows_and_leaves_the_reader_alone(
         await expect(page.locator("tr[data-key=reports]")).to_have_count(0)
     await expect(page.locator("#outage")).to_contain_text("The connection is lost")
     await expect(page.locator("#live")).to_have_text("Not live")
+
+
+async def test_nothing_moves_when_a_page_becomes_live(
+    filled: Everything, serve: Serve, new_context: NewContext
+) -> None:
+    context = await new_context(timezone_id="Asia/Tokyo", viewport=DESKTOP)
+    await context.add_init_script(
+        "window.shift = 0; let updates = 0;"
+        "new PerformanceObserver(list => list.getEntries().forEach(each => { shift += each.value })).observe({type: 'layout-shift', buffered: true});"
+        "document.addEventListener('horsies:updated', () => { document.documentElement.dataset.updates = ++updates })"
+    )
+    page = await context.new_page()
+    async with serve(filled.database_url) as address:
+        for path in ("/", f"/workers/{filled.workers['live']}"):
+            await page.goto(address + path)
+            await expect(page.locator("html")).to_have_attribute("data-updates", re.compile("..|[3-9]"))
+            assert await page.evaluate("shift") < 0.01, path  # 0.1 is what web.dev calls good
 
 
 async def test_an_outage_is_shown_until_it_is_over(
@@ -254,7 +274,7 @@ async def test_a_queue_is_paused_capped_and_emptied(
         row = page.locator("tr[data-key=mail]")
         await row.get_by_role("button", name="Pause").click()
         dialog = page.locator("#confirm")
-        await dialog.get_by_role("button", name="Cancel").click()
+        await dialog.get_by_role("button", name="Back").click()
         assert sql.execute("select count(*) from horsies.queues").fetchone() == (0,)
         await row.get_by_role("button", name="Pause").click()
         await dialog.get_by_role("button", name="Pause").click()
@@ -302,7 +322,7 @@ async def test_a_worker_is_asked_for_a_heartbeat_and_to_leave(filled: Everything
 
 
 async def test_a_reader_sees_no_buttons(filled: Everything, serve: Serve, page: Page) -> None:
-    async with serve(filled.database_url, authorize=lambda _request: User("eve", Role.READ_ONLY)) as address:
+    async with serve(filled.database_url, authorize=read_only) as address:
         for path in pages_of(filled)[:-1]:
             await page.goto(address + path)
             buttons = [await each.inner_text() for each in await page.locator("main button:visible").all()]
@@ -389,6 +409,10 @@ async def test_ages_are_the_same_in_the_browser(database: str, serve: Serve, pag
             "all => all.map(each => age(new Date(Date.now() + skewMs + each * 1000).toISOString()))", seconds
         )
     assert texts == [age(now + timedelta(seconds=each), now) for each in seconds]
+
+
+def read_only(_request: Request) -> User:
+    return User("eve", Role.READ_ONLY)
 
 
 def _insert_tasks(sql: psycopg.Connection, queue: str, count: int) -> None:

@@ -135,7 +135,7 @@ def latency_chart(buckets: Sequence[Bucket]) -> Chart:
         Series(name, kind, _line([None if each is None else y(each) for each in values]))
         for name, kind, values in kinds
     ]
-    labels = [milliseconds(10.0**exponent) for exponent in range(high, low - 1, -step)]
+    labels = [milliseconds(10.0**exponent).replace(".0 ", " ") for exponent in range(high, low - 1, -step)]
     waited, ran = _worst([bucket.wait_p95_ms for bucket in buckets]), _worst([bucket.run_p95_ms for bucket in buckets])
     summary = (
         "no task ended"

@@ -10,7 +10,9 @@ from markupsafe import Markup
 
 NOTHING: Final = "\N{EN DASH}"
 SOON_S: Final = 10.0  # an age below this is "just now"
-_INVISIBLE: Final = re.compile(r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_INVISIBLE: Final = re.compile(
+    r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 _NOT_IN_PATHS: Final = re.compile(r"[%/\\\x00-\x1f]")  # Starlette's paths have no line ends
 _NO_LINES: Final = re.compile(r"[\n\t]")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

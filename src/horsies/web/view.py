@@ -121,12 +121,12 @@ class View:
 def make_url(prefix: str, path: str, /, **query: object) -> str:
     """Return a link under a prefix, with a query."""
     given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
-    text = urlencode(given, doseq=True)
+    text = urlencode(given, doseq=True, errors="replace")
     return prefix + _quote_path(path) + (f"?{text}" if text else "")
 
 
 def _quote_path(path: str) -> str:
-    return quote(path, safe="/:@,;=~!$&'()*+")
+    return quote(path, safe="/:@,;=~!$&'()*+", errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,9 @@ class Renderer:
     def render(self, template: str, prefix: str, /, **data: object) -> str:
         static = partial(self.static_url, prefix)
         own = {**self._globals, "url": partial(make_url, prefix), "static": static}
-        return self._environment.get_template(template).render(**own, **data)
+        text = self._environment.get_template(template).render(**own, **data)
+        # JSON can have halves of surrogate pairs, which UTF-8 cannot.
+        return text.encode(errors="backslashreplace").decode()
 
     def payload(self, text: str | None, is_sensitive: bool = False) -> str | None:  # noqa: FBT001, FBT002 - templates call it
         """Return what may be shown of JSON: all of it, its shape with masked values, or None."""
