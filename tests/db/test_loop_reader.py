@@ -14,8 +14,10 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
+from horsies.db.listen_group import ListenGroup
 from horsies.db.listener import Listener, ListenerTimings, LoopNotificationReader, read_notifications
 from horsies.model.config import PostgresConfig
+from tests.db.test_listen_group import POLL
 from tests.db.test_listener import LISTENERS, QUICK, notify
 from tests.fixtures.eventually import eventually
 from tests.fixtures.proxies import Proxy
@@ -69,10 +71,12 @@ def open_files() -> int:
 
 async def until_loop_reads(broker: PostgresBroker) -> None:
     """Wait until the loop reads the connection."""
-    await until(
-        lambda: operator.attrgetter("_handoff._assigned_to")(broker.listener()) is not None
-    )  # not visible otherwise
+    await until(lambda: loop_reads(broker))
     await asyncio.sleep(0)
+
+
+def loop_reads(broker: PostgresBroker) -> bool:
+    return operator.attrgetter("_handoff._assigned_to")(broker.listener()) is not None  # not visible otherwise
 
 
 async def receiving_thread(subscriber: RecordingSubscriber, sql: psycopg.Connection) -> int:
@@ -94,6 +98,25 @@ async def test_the_loop_reads_while_it_requests_to_and_the_thread_before_and_aft
                 assert await subscriber.thread_of(batch) == here
             notify(sql, Channel.NEW, f"after {batch}")
             assert await subscriber.thread_of(f"after {batch}") != here
+
+
+async def test_the_loop_does_not_read_for_a_group_without_a_slot(broker: PostgresBroker) -> None:
+    """Each answer to a poll would wake it, and it has nothing to do."""
+    polls: asyncio.Queue[None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def has_capacity() -> bool:  # asked before each poll
+        loop.call_soon_threadsafe(polls.put_nowait, None)
+        return True
+
+    group = ListenGroup("jobs", [Channel.NEW], POLL(is_missed=False), has_capacity, slots=0)
+    listener = broker.listener()
+    listener.join(group)
+    with listener.read_on_this_loop():
+        await polls.get()
+        await polls.get()
+        assert not loop_reads(broker)
+    listener.leave(group)
 
 
 async def test_a_channel_that_is_subscribed_while_the_loop_reads_is_delivered(

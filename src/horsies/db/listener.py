@@ -284,7 +284,7 @@ class Listener:
                         self._listen(connection, missing)
                     if self._is_direct and self._wanted_locks != self._held_locks:
                         self._update_locks(connection)
-                    self._handoff.assign(connection, selector)
+                    self._handoff.assign(connection, selector, is_listening=bool(self._in_force))
                     # When there is something to do, whatever arrives until then. Without a channel in force there is nothing to test.
                     due_at = [group.due_at for group in self._groups]
                     due_at += [self._test.due_at] if self._in_force else []
@@ -576,9 +576,12 @@ class ReaderHandoff:
         for channel, payload in received:
             self._on_notification(channel, payload)
 
-    def assign(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> None:
-        """Assign the reading to the loop that requests it; without one the selector of the thread watches the connection."""
-        requested_by = self._requested_by
+    def assign(self, connection: psycopg.Connection, selector: selectors.BaseSelector, *, is_listening: bool) -> None:
+        """Assign the reading to the loop that requests it; without one the selector of the thread watches the connection.
+
+        Not while LISTEN is not in force: the answer to each poll of the thread would wake the loop, too.
+        """
+        requested_by = self._requested_by if is_listening else None
         reader = None if requested_by is None or requested_by.loop.is_closed() else requested_by
         if reader is self._assigned_to:
             return
