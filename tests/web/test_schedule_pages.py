@@ -107,9 +107,6 @@ async def test_hostile_names_are_texts_and_lead_to_their_schedules(
             await page.goto(address + link)
             heading = await page.locator("h1").inner_text()
             assert heading.replace("\xa0", " ")[:40].strip() == title[:40].strip(), link
-            await expect(
-                page.locator("tbody tr").first
-            ).to_be_visible() if "17" not in title and title != "newsletter" else None
 
 
 async def test_operators_run_pause_resume_and_remove(filled: Everything, serve: Serve, page: Page) -> None:
@@ -171,6 +168,7 @@ async def test_who_may_only_read_sees_no_buttons_and_scripts_are_not_needed(
         await page.locator("tbody a.name").click()
         await expect(page.locator(".slots li")).to_have_count(10)
         await expect(page.get_by_role("button", name="Run now")).to_have_count(0)
-        for path in ("/schedules/nothing", "/schedules/%00", "/schedules/%252e%252e"):
+        for path in ("/schedules/nothing", "/schedules/%00", "/schedules/%2500", "/schedules/%252e%252e"):
             assert (await page.request.get(address + path)).status in {400, 404}
-        assert (await page.request.get(f"{address}/schedules?page=x&text=%00")).status == 200
+        assert (await page.request.get(f"{address}/schedules?page=x&text=%00")).status == 400
+        assert (await page.request.get(f"{address}/schedules?page=x&text=%20")).status == 200
