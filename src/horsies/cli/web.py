@@ -276,8 +276,6 @@ def _serve(application: Any, options: dict[str, Any], *, has_authentication: boo
 
     from horsies.web.server import MAX_CONNECTIONS, protocol_for  # noqa: PLC0415 - an extra
 
-    listener = _listen(options["host"], options["port"], any_port=options["any_port"])
-    _check_address(listener.getsockname()[0], has_authentication=has_authentication)  # of a name
     config = uvicorn.Config(
         application,
         http=protocol_for(options["proxies"]),
@@ -298,6 +296,8 @@ def _serve(application: Any, options: dict[str, Any], *, has_authentication: boo
         config.load()
     except (OSError, ValueError) as error:
         raise click.ClickException(f"cannot use the certificate {options['tls_cert']} with its key: {error}") from error
+    listener = _listen(options["host"], options["port"], any_port=options["any_port"])
+    _check_address(listener.getsockname()[0], has_authentication=has_authentication)  # of a name
     server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)  # uvicorn raises the signal that stopped it once more at the end

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from horsies.model.errors import HorsiesError
+from horsies.model.errors import BrokerError, HorsiesError
 from horsies.ops.api import Ops
 from horsies.web.view import Renderer
 
@@ -35,7 +35,8 @@ Params: TypeAlias = Mapping[str, str]
 _Key: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...]]
 
 INTERVAL_S: Final = 1.0
-REST: Final = 4  # times as long as a read took
+REST: Final = 4  # times as long as a read took,
+MAX_REST_S: Final = 15.0  # but no longer than this
 HEARTBEAT_S: Final = 15.0
 CHECK_S: Final = 60.0  # after which it is checked again that the user may see this
 READ_TIMEOUT_S: Final = 10.0
@@ -225,12 +226,15 @@ class LiveUpdates:
                 is_out = False
             except (HorsiesError, TimeoutError) as error:
                 is_out = True
+                if isinstance(error, BrokerError):  # a database that is not there is no database under load
+                    started = time.monotonic()
                 poller.send({"outage": str(error) or "the database did not answer in time"})
             except Exception:
                 is_out = True
                 log.exception("web: live updates of %s failed, trying again", poller.topic.name)
                 poller.send({"outage": "This part of the page failed. The log of the dashboard has the reason."})
-            await asyncio.sleep(max(poller.topic.interval_s, REST * (time.monotonic() - started)))
+            rest_s = min(REST * (time.monotonic() - started), MAX_REST_S)
+            await asyncio.sleep(max(poller.topic.interval_s, rest_s))
 
 
 class _EventStream(Response):
