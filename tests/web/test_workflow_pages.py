@@ -15,7 +15,7 @@ from playwright.async_api import Locator, Page, expect
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
-from horsies.model.graph import Graph, Node
+from horsies.model.graph import Graph, Node, NodeKind, OnError
 from horsies.model.task import TaskOptions
 from horsies.web import Role, User
 from tests.fixtures.browsers import IN_BROWSER, NewContext, accessibility_problems
@@ -333,6 +333,24 @@ async def test_maps_and_sub_workflows_show_how_far_they_are_and_lead_there(
         await box(page, "order").click()
         await expect(page.locator(".crumbs")).to_contain_text("Part of whole day, node order")
         await expect(page.locator("#graph a")).to_have_count(3)
+
+
+async def test_a_part_that_is_paused_is_named_in_the_run_around_it(
+    runs: Runs, serve: Serve, database: str, page: Page
+) -> None:
+    part = Graph("part", (node(0), node(1, 0)), on_error=OnError.PAUSE)
+    run = await runs.start(Graph("whole", (node(0, kind=NodeKind.WORKFLOW, terms=None, child=part), node(1, 0))))
+    async with serve(database) as address:
+        await page.goto(f"{address}/workflows/{run}")
+        await expect(box(page, "n0")).to_contain_text("1 enqueued, 1 wait")
+        await runs.work(fails=True)
+        await expect(page.locator(".cause")).to_contain_text("A part of it is paused")
+        await expect(box(page, "n0")).to_contain_text("paused")
+        await page.locator(".cause a").click()
+        await expect(page.locator(".cause")).to_contain_text("Paused by an error: node n0 failed. BROKEN")
+        await page.go_back()
+        await page.get_by_role("button", name="Resume").click()
+        await expect(page.locator(".title .badge").first).to_have_text("FAILED")
 
 
 async def test_hostile_names_are_texts(filled: Everything, serve: Serve, page: Page) -> None:

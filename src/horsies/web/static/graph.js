@@ -351,7 +351,7 @@
     box.subText = make("text", { class: "sub-text", x: 30, y: 32 });
     const parts = isOuter ? make("g", { transform: `translate(1 ${HEIGHT - 4})` }) : null;
     box.parts = parts;
-    box.front = make("rect", { class: "box front", width: WIDTH, height: HEIGHT, rx: first.kind === "workflow" ? 14 : 6 });
+    box.front = make("rect", { class: "box front", width: WIDTH, height: HEIGHT, rx: 6 });
     const title = make("text", { class: "title-text", x: 30, y: 17 });
     title.textContent = fitted(nameOf(box), WIDTH - 38, "600 12px");
     box.link = make("a", { href, transform: `translate(${round(box.x)} ${round(box.y)})`, tabindex: -1 }, box.titleText);
