@@ -290,6 +290,19 @@ async def test_rows_and_large_joins_are_folded_and_a_node_that_waits_leads_to_it
         await expect(page.locator("tbody tr")).to_have_count(1)
 
 
+async def test_too_many_different_nodes_are_only_listed(runs: Runs, serve: Serve, database: str, page: Page) -> None:
+    nodes = [
+        node(index, *([index - 1] if index else []), terms=TaskOptions(f"t{index}", "default"))
+        for index in range(4_001)
+    ]
+    run = await runs.start(Graph("long", tuple(nodes)))
+    async with serve(database) as address:
+        await page.goto(f"{address}/workflows/{run}")
+        await expect(page.locator("#graph")).to_contain_text("4,001 different nodes are too many to be drawn.")
+        await expect(page.locator("tbody tr")).to_have_count(100)
+        await page.get_by_role("button", name="Fit").click()
+
+
 async def test_states_change_while_one_looks(runs: Runs, serve: Serve, database: str, page: Page) -> None:
     run = await runs.start(Graph("live", (node(0), node(1, 0), node(2, 1))))
     async with serve(database) as address:

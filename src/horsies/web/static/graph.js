@@ -14,6 +14,7 @@
   const MAX_DRAWN = 4_000; // boxes at the same time
   const SWEEPS = 10;
   const MAX_COLUMNS = 8;
+  const SLICE_MS = 30;
   const FAR = 0.42; // below this scale texts cannot be read
   const MAX_SCALE = 3;
   const STATES = { P: "pending", Y: "ready", E: "enqueued", R: "running", C: "completed", F: "failed", S: "skipped" };
@@ -106,13 +107,21 @@
 
   // -- the layout: layers by the longest path, an order with few crossings, and places near those of neighbours
 
-  function layOut(boxes, isDown) {
-    const size = isDown ? WIDTH : HEIGHT; // of a box, along its layer
+  // Long work gives way to what the reader does, a few times a second.
+  let sliceEnd = 0;
+
+  async function breathe() {
+    if (performance.now() < sliceEnd) return;
+    await new Promise((go) => setTimeout(go));
+    sliceEnd = performance.now() + SLICE_MS;
+  }
+
+  async function makeLayers(boxes) {
     setLevels(boxes);
     const layers = [];
     const put = (vertex) => (layers[vertex.level] ??= []).push(vertex);
     for (const box of boxes) {
-      Object.assign(box, { size, up: [], down: [], tail: null });
+      Object.assign(box, { up: [], down: [], tail: null });
       put(box);
     }
     // A long edge passes each layer at a bend; the edges from one box share theirs.
@@ -122,7 +131,7 @@
         for (let level = box.level + 1; level < next.level; level++) {
           let bend = at.tail;
           if (!bend) {
-            bend = { level, size: 2, up: [at], down: [], tail: null };
+            bend = { level, up: [at], down: [], tail: null };
             at.tail = bend;
             at.down.push(bend);
             put(bend);
@@ -133,8 +142,13 @@
         next.up.push(at);
       }
     }
-    orderLayers(layers);
-    place(layers);
+    await orderLayers(layers);
+    return layers;
+  }
+
+  async function layOut(boxes, layers, isDown) {
+    for (const layer of layers) for (const vertex of layer) vertex.size = vertex.members ? (isDown ? WIDTH : HEIGHT) : 2;
+    await place(layers);
     // Layers of hundreds are wrapped: the next boxes are in the next column of their layer, and all of the graph is as many times shorter.
     const shapes = Array.from({ length: MAX_COLUMNS }, (_, index) => setPlaces(boxes, layers, isDown, index + 1));
     const best = shapes.reduce((one, other) => (scaleToFit(other) > scaleToFit(one) * 1.1 ? other : one));
@@ -180,7 +194,7 @@
     }
   }
 
-  function orderLayers(layers) {
+  async function orderLayers(layers) {
     const number = (layer) => layer.forEach((vertex, place) => (vertex.place = place));
     layers.forEach(number);
     let best = null;
@@ -195,6 +209,7 @@
         }
         layer.sort((one, other) => one.weight - other.weight || one.place - other.place);
         number(layer);
+        await breathe();
       }
       const crossings = layers.reduce((sum, layer) => sum + countCrossings(layer), 0);
       if (crossings < least) {
@@ -222,7 +237,7 @@
     return crossings;
   }
 
-  function place(layers) {
+  async function place(layers) {
     for (const layer of layers) {
       let at = 0;
       for (const vertex of layer) {
@@ -234,6 +249,7 @@
     for (let sweep = 0; sweep < SWEEPS; sweep++) {
       const order = sweep % 2 ? layers.toReversed() : layers;
       for (const layer of order) {
+        await breathe();
         const last = sweep >= SWEEPS - 2;
         settle(layer, (vertex) => {
           const near = last ? [...vertex.up, ...vertex.down] : sweep % 2 ? vertex.down : vertex.up;
@@ -288,31 +304,54 @@
 
   let boxes = [];
   let size = { left: 0, top: 0, width: 1, height: 1 };
-  let svg;
   let stage;
   let nearPath;
 
-  function draw() {
-    boxes = makeBoxes();
-    const views = [false, true].map((isDown) => layOut(boxes, isDown));
-    const [across, down] = views.map((view) => scaleToFit(view));
-    size = down > across * 1.15 ? views[1] : layOut(boxes, false);
+  let drawing = 0;
+
+  // Returns whether it was drawn: another drawing may have begun since.
+  async function draw() {
+    const current = ++drawing;
+    const next = makeBoxes();
+    if (next.length > MAX_DRAWN) {
+      refuse(`${number(next.length)} different nodes are too many to be drawn. The table below has all of them.`);
+      return false;
+    }
+    const layers = await makeLayers(next);
+    let shape = await layOut(next, layers, false);
+    const down = await layOut(next, layers, true);
+    if (scaleToFit(down) > scaleToFit(shape) * 1.15) shape = down;
+    else shape = await layOut(next, layers, false);
     const lines = { hard: [], soft: [] };
     const heads = [];
-    for (const box of boxes) for (const next of box.after) drawEdge(box, next, lines[next.soft.has(box) ? "soft" : "hard"], heads);
+    const links = [];
+    for (const box of next) {
+      for (const other of box.after) drawEdge(shape, box, other, lines[other.soft.has(box) ? "soft" : "hard"], heads);
+      links.push(drawBox(box));
+      updateBox(box);
+      await breathe();
+    }
+    if (current !== drawing) return false;
+    boxes = next;
+    size = shape;
     nearPath = make("path", { class: "near" });
     stage = make("g", {},
       make("path", { class: "edges", d: lines.hard.join("") }), make("path", { class: "edges soft", d: lines.soft.join("") }),
-      make("path", { class: "heads", d: heads.join("") }), nearPath, ...boxes.map(drawBox));
-    svg = make("svg", {}, stage);
-    root.replaceChildren(svg);
+      make("path", { class: "heads", d: heads.join("") }), nearPath, ...links);
+    root.replaceChildren(make("svg", {}, stage));
     if (boxes.length) boxes[0].link.setAttribute("tabindex", "0");
-    shown = "";
     updateStates();
     updateTools();
+    return true;
   }
 
-  function drawEdge(box, next, lines, heads) {
+  function refuse(text) {
+    const note = document.createElement("p");
+    note.textContent = text;
+    root.replaceChildren(note);
+  }
+
+  function drawEdge(size, box, next, lines, heads) {
     const points = [size.isDown ? [box.x + WIDTH / 2, box.y + HEIGHT] : [box.x + WIDTH, box.y + HEIGHT / 2]];
     for (let bend = box.tail; bend && bend.level < next.level; bend = bend.tail) {
       points.push(size.isDown ? [bend.x + 1, bend.y, 0, size.depth] : [bend.x, bend.y + 1, size.depth, 0]);
@@ -442,6 +481,7 @@
 
   function show() {
     isPlanned = false;
+    if (!stage) return;
     stage.setAttribute("transform", `translate(${round(view.x)} ${round(view.y)}) scale(${view.scale})`);
     stage.classList.toggle("far", view.scale < FAR);
     root.dataset.scale = view.scale.toFixed(4);
@@ -491,24 +531,26 @@
 
   // -- folding
 
-  function unfold(box) {
-    if (boxes.length + box.members.length > MAX_DRAWN) return false;
-    const wasFitted = view.isFitted;
-    const first = box.members[0];
+  const canUnfold = (box) => box.members.length > 1 && boxes.length + box.members.length <= MAX_DRAWN;
+
+  async function unfold(box) {
     unfolded.add(box.key);
-    draw();
-    const opened = boxes.find((each) => each.members.includes(first));
-    if (wasFitted) fit();
+    if (!(await draw())) return;
+    const opened = boxes.find((each) => each.members.includes(box.members[0]));
+    if (view.isFitted) fit();
     else center(opened);
     focusBox(opened, false);
-    return true;
   }
 
-  function foldAll() {
+  async function foldAll() {
     unfolded.clear();
     isAllUnfolded = false;
-    draw();
-    fit();
+    if (await draw()) fit();
+  }
+
+  async function unfoldAll() {
+    isAllUnfolded = true;
+    if (await draw()) fit();
   }
 
   const tool = (name) => document.querySelector(`[data-graph=${name}]`);
@@ -523,8 +565,7 @@
   }
 
   for (const [name, act] of Object.entries({
-    in: () => zoom(1.4), out: () => zoom(1 / 1.4), fit, fold: foldAll,
-    unfold: () => { isAllUnfolded = true; draw(); fit(); },
+    in: () => zoom(1.4), out: () => zoom(1 / 1.4), fit, fold: foldAll, unfold: unfoldAll,
   })) tool(name).addEventListener("click", act);
 
   // -- input
@@ -578,7 +619,10 @@
   root.addEventListener("click", (event) => {
     const box = event.target.closest("a")?.box;
     if (moved >= 4 && event.detail) event.preventDefault(); // the end of a drag
-    else if (box && box.members.length > 1 && !event.ctrlKey && !event.metaKey && unfold(box)) event.preventDefault();
+    else if (box && canUnfold(box) && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      unfold(box);
+    }
   });
 
   function focusBox(box, shouldMove = true) {
@@ -625,8 +669,8 @@
       if (!box || !nearPath) return;
       const lines = [];
       if (isOn) {
-        for (const next of box.after) drawEdge(box, next, lines, []);
-        for (const before of box.before) drawEdge(before, box, lines, []);
+        for (const next of box.after) drawEdge(size, box, next, lines, []);
+        for (const before of box.before) drawEdge(size, before, box, lines, []);
       }
       nearPath.setAttribute("d", lines.join(""));
     });
@@ -642,15 +686,12 @@
       if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
       readNodes((await answer.json()).nodes);
     } catch (error) {
-      const note = document.createElement("p");
-      note.textContent = `The graph cannot be read (${error.message}). The table below has all nodes.`;
-      root.replaceChildren(note);
+      refuse(`The graph cannot be read (${error.message}). The table below has all nodes.`);
       return;
     }
     document.addEventListener("horsies:updated", readStates);
     readStates();
-    draw();
-    fit();
+    if (await draw()) fit();
   }
 
   start();
