@@ -51,6 +51,7 @@ def test_a_list_as_json_has_stable_keys(cli: Cli, broker: PostgresBroker) -> Non
     assert line.keys() == {
         "id", "task_name", "queue_name", "priority", "status", "attempts", "claim_no", "sent_at", "enqueued_at", "started_at",
         "finished_at", "worker", "error_code", "root_id", "message", "running_for_s", "node_id", "is_sensitive",
+        "max_retries",
     }  # fmt: skip
     assert found["next_after"] == line["id"] != failed_id
 

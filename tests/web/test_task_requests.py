@@ -178,6 +178,17 @@ async def test_all_tasks_are_on_one_page_each(sql: psycopg.Connection, visit: Vi
     assert rows_of(await visitor.get(link(second, "Newest"))) == rows_of(first)
 
 
+async def test_matches_of_a_text_are_not_counted(sql: psycopg.Connection, visit: Visit) -> None:
+    """Comparing the texts of thousands of errors takes too long for a page."""
+    for _ in range(PAGE_SIZE + 1):
+        add_task(sql, status="FAILED")
+    visitor = await visit()
+    page = await visitor.get("/tasks?message=bank")
+    assert f">more than {PAGE_SIZE}</span>" in page.text
+    assert ">not counted</span>" in (await visitor.get(link(page, "Older"))).text
+    assert ">0</span>" in (await visitor.get("/tasks?message=post+office")).text
+
+
 async def test_a_page_that_is_not_complete_says_so_and_continues(sql: psycopg.Connection, visit: Visit) -> None:
     wanted = add_task(sql, age_s=3_600, task_name="rare")
     sql.execute(

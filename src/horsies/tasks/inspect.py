@@ -236,6 +236,8 @@ class TaskSummary:
     """The name of the node of a workflow that it runs."""
     is_sensitive: bool = False
     """Its payload is not shown, nor what its errors say."""
+    max_retries: int = 0
+    """By its policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +345,7 @@ def _to_summary(row: Sequence[Any]) -> TaskSummary:
         node,
         is_sensitive,
         deaths,
+        max_retries,
     ) = row
     if code is None and message is None and deaths:
         code, message = str(OperationalErrorCode.WORKER_CRASHED), f"{deaths} child processes died before it started"
@@ -360,6 +363,7 @@ def _to_summary(row: Sequence[Any]) -> TaskSummary:
         running_for_s=running_s,
         node_id=node,
         is_sensitive=is_sensitive,
+        max_retries=max_retries,
     )
 
 

@@ -48,7 +48,7 @@ select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempt
 
 -- fragment: columns_of_match
 task.id, task.task_name, task.queue_name, task.priority, task.attempts, task.claim_no, task.sent_at, task.enqueued_at, task.started_at,
-task.finished_at, task.claimed_by, task.error_code, last.error as last_error, task.child_deaths, task.root_id, task.node_id, task.is_sensitive, task.status,
+task.finished_at, task.claimed_by, task.error_code, last.error as last_error, task.child_deaths, task.retry_delays_ms, task.root_id, task.node_id, task.is_sensitive, task.status,
 {is_match} is true as is_match, task.is_last
 
 -- fragment: summary
@@ -62,7 +62,7 @@ case
     then extract(epoch from greatest(clock_timestamp() - found.started_at, interval '0'))::float8
 end,
 found.node_id::text,
-coalesce(found.is_sensitive, false), found.child_deaths
+coalesce(found.is_sensitive, false), found.child_deaths, coalesce(cardinality(found.retry_delays_ms), 0)
 
 -- name: get_status
 -- A task that has not started by its `good_until` has expired, even if its row does not say so yet. Waiters see the same.
@@ -122,13 +122,13 @@ limit %(limit)s::integer;
             select
                 tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
                 tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code, null::json as error,
-                tasks.failed_attempts, tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.is_sensitive, {live_status} as status,
+                tasks.failed_attempts, tasks.child_deaths, tasks.retry_delays_ms, tasks.root_id, tasks.node_id, tasks.is_sensitive, {live_status} as status,
                 row_number() over (order by tasks.id desc) = %(scanned)s::bigint as is_last
             from (
                 -- Not `*`: a role may be allowed to read some columns only.
                 select
                     id, task_name, queue_name, priority, status, attempts, claim_no, sent_at, enqueued_at, started_at, claimed_by, good_until,
-                    failed_attempts, child_deaths, root_id, node_id, is_sensitive
+                    failed_attempts, child_deaths, retry_delays_ms, root_id, node_id, is_sensitive
                 from {schema}.tasks
                 where %(live)s::boolean
                 -- They have an index of their own, whose size does not depend on the backlog. So have those that were tried before, and those that can expire.
@@ -152,12 +152,12 @@ limit %(limit)s::integer;
             select
                 finished.id, finished.task_name, finished.queue_name, finished.priority, finished.attempts, finished.claim_no, finished.sent_at,
                 finished.enqueued_at, finished.started_at, finished.finished_at, finished.claimed_by, finished.error_code, finished.error,
-                null::json[] as failed_attempts, 0 as child_deaths, finished.root_id, finished.node_id, finished.is_sensitive, finished.status,
+                null::json[] as failed_attempts, 0 as child_deaths, finished.retry_delays_ms, finished.root_id, finished.node_id, finished.is_sensitive, finished.status,
                 row_number() over (order by finished.id desc) = %(scanned)s::bigint as is_last
             from (
                 select
                     id, task_name, queue_name, priority, status, attempts, claim_no, sent_at, enqueued_at, started_at, finished_at, claimed_by,
-                    error_code, error, root_id, node_id, is_sensitive
+                    error_code, error, retry_delays_ms, root_id, node_id, is_sensitive
                 from {schema}.finished
                 where %(finished)s::boolean
                 -- These are few, and have an index of their own.
@@ -192,18 +192,18 @@ limit %(limit)s::integer;
         select
             candidates.id, candidates.is_last, stored.task_name, stored.queue_name, stored.priority, stored.attempts, stored.claim_no, stored.sent_at,
             stored.enqueued_at, stored.started_at, stored.finished_at, stored.claimed_by, stored.error_code, stored.error, stored.failed_attempts,
-            stored.child_deaths, stored.root_id, stored.node_id, stored.is_sensitive, stored.status
+            stored.child_deaths, stored.retry_delays_ms, stored.root_id, stored.node_id, stored.is_sensitive, stored.status
         from candidates
         left join lateral (
             select
                 task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, null::timestamptz as finished_at, claimed_by,
-                null::text as error_code, null::json as error, failed_attempts, child_deaths, root_id, node_id, is_sensitive, {live_status} as status
+                null::text as error_code, null::json as error, failed_attempts, child_deaths, retry_delays_ms, root_id, node_id, is_sensitive, {live_status} as status
             from {schema}.tasks
             where tasks.id = candidates.id
             union all
             select
                 task_name, queue_name, priority, attempts, claim_no, sent_at, enqueued_at, started_at, finished_at, claimed_by,
-                error_code, error, null, 0, root_id, node_id, is_sensitive, status
+                error_code, error, null, 0, retry_delays_ms, root_id, node_id, is_sensitive, status
             from {schema}.finished
             where finished.id = candidates.id
         ) as stored on true
@@ -324,7 +324,7 @@ from (
         tasks.id, tasks.task_name, tasks.queue_name, tasks.priority, tasks.attempts, tasks.claim_no, tasks.sent_at, tasks.enqueued_at,
         tasks.started_at, null::timestamptz as finished_at, tasks.claimed_by, null::text as error_code,
         tasks.failed_attempts[cardinality(tasks.failed_attempts)] as last_error,
-        tasks.child_deaths, tasks.root_id, tasks.node_id, tasks.is_sensitive, tasks.status, true as is_match, false as is_last
+        tasks.child_deaths, tasks.retry_delays_ms, tasks.root_id, tasks.node_id, tasks.is_sensitive, tasks.status, true as is_match, false as is_last
     from {schema}.tasks
     where tasks.status <> 'PENDING'
     and tasks.status = 'RUNNING'

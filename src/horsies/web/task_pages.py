@@ -24,7 +24,7 @@ from horsies.ops.api import Ops, TaskView
 from horsies.ops.statistics import ErrorGroup
 from horsies.tasks.attempts import Attempt
 from horsies.tasks.ids import to_task_id
-from horsies.tasks.inspect import FINAL, LIVE, TaskFilter, TaskSummary
+from horsies.tasks.inspect import FINAL, LIVE, TaskCount, TaskFilter, TaskSummary
 from horsies.web.actions import Action, Form, FormError
 from horsies.web.filters import segment
 from horsies.web.live import Topic
@@ -41,6 +41,8 @@ LIST_INTERVAL_S: Final = 2.0
 ERRORS_INTERVAL_S: Final = 5.0
 HOURS: Final = (1, 6, 24)
 ID_LENGTH: Final = 36
+ID_LIKE: Final = 8  # characters, from which on a text that begins an id is not searched among names
+RECENT_MINUTES: Final = 60  # the names of tasks that have ended since then are searched by any part of them
 
 _FIELDS: Final = tuple(each.name for each in fields(TaskFilter))
 _OF_RUNNING: Final = frozenset({"task_name", "queue_name", "worker"})
@@ -154,7 +156,13 @@ async def show_tasks(view: View) -> Response:
     else:
         page = await view.ops.list_tasks_async(filters, limit=PAGE_SIZE, after=after_id)
         tasks = page.tasks
-        if page.next_after is not None or after_id is not None:
+        if filters.message is not None:  # comparing texts takes too long to count them
+            count = (
+                TaskCount(len(tasks), is_complete=page.next_after is None)
+                if after_id is None
+                else TaskCount(0, is_complete=False)
+            )
+        elif page.next_after is not None or after_id is not None:
             count = await view.ops.preview_count_async(filters)
     return view.render(
         "tasks.html", problem=None, rows=[(task.id, task) for task in tasks], page=page, count=count, filters=filters, left_out=left_out,
@@ -410,8 +418,11 @@ async def search(view: View) -> Response:
 
 
 async def _find(view: View, text: str) -> list[Hit]:
-    found = await asyncio.gather(_find_by_id(view, text), _find_by_name(view, text), _find_by_key(view, text))
-    return [hit for hits in found for hit in hits]
+    by_id = await _find_by_id(view, text)
+    if by_id and len(text) >= ID_LIKE:
+        return by_id
+    found = await asyncio.gather(_find_by_name(view, text), _find_by_key(view, text))
+    return [hit for hits in (by_id, *found) for hit in hits]
 
 
 async def _find_by_id(view: View, text: str) -> list[Hit]:
@@ -436,7 +447,7 @@ async def _find_by_name(view: View, text: str) -> list[Hit]:
     queues, schedules, totals, sent, runs = await asyncio.gather(
         ops.list_queues_async(),
         ops.list_schedules_async(),
-        ops.task_totals_async(minutes=24 * 60),
+        ops.task_totals_async(minutes=RECENT_MINUTES),
         ops.list_tasks_async(TaskFilter(task_name=text), limit=1),
         ops.list_workflows_async(name=text, limit=1),
     )
