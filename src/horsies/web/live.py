@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -224,6 +225,9 @@ class LiveUpdates:
                 }
                 poller.send({"outage": "", **events} if is_out else events)
                 is_out = False
+            except HTTPException:  # what the parameters name does not exist, and never has
+                poller.send({"gone": ""})
+                return
             except (HorsiesError, TimeoutError) as error:
                 is_out = True
                 if isinstance(error, BrokerError):  # a database that is not there is no database under load
