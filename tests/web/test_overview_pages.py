@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from horsies.web import Role, User
 from horsies.web.filters import age
+from horsies.web.security import Credential, hash_password
 from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems
 from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything
 from tests.fixtures.situations import Situations
@@ -409,6 +410,26 @@ async def test_ages_are_the_same_in_the_browser(database: str, serve: Serve, pag
             "all => all.map(each => age(new Date(Date.now() + skewMs + each * 1000).toISOString()))", seconds
         )
     assert texts == [age(now + timedelta(seconds=each), now) for each in seconds]
+
+
+async def test_a_user_logs_in_and_out(database: str, serve: Serve, page: Page, errors: PageErrors) -> None:
+    errors.allow("status of 403")
+    alice = Credential(User("alice", Role.READ_ONLY), hash_password("correct horse"))
+    async with serve(database, credentials=[alice]) as address:
+        await page.goto(f"{address}/queues")
+        assert await accessibility_problems(page) == []
+        await page.get_by_label("Name").fill("alice")
+        await page.get_by_label("Password").fill("wrong horse")
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("alert")).to_contain_text("wrong")
+        assert await accessibility_problems(page) == []
+        await page.get_by_label("Name").fill("alice")
+        await page.get_by_label("Password").fill("correct horse")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"{address}/queues")
+        await expect(page.locator(".user")).to_contain_text("alice")
+        await page.get_by_role("button", name="Log out").click()
+        await page.wait_for_url(f"{address}/login")
 
 
 def read_only(_request: Request) -> User:
