@@ -59,7 +59,7 @@ bench-growth: $(ready) ## compare the rate with a million rows, 500 queues, an o
 bench-mix: $(ready) ## mix fast and slow tasks, and measure what waits behind what
 	$(bin)/python -m benchmarks.mix $(ARGS)
 
-bench-operators: $(ready) ## time every query of app.ops with 1 000 000 finished and 100 000 waiting tasks; 10 minutes
+bench-operators: $(ready) ## time pages of the dashboard and queries of app.ops with a million finished tasks; 5 minutes
 	$(bin)/python -m benchmarks.operator_queries $(ARGS)
 
 bench-recovery: $(ready) ## measure the time to recover from outages, lost connections and killed workers; 4 minutes

@@ -1,7 +1,7 @@
-"""`make bench-operators`: how long each query of `app.ops` takes with 1 000 000 finished and 100 000 waiting tasks.
+"""`make bench-operators`: how long pages of the dashboard and queries of `app.ops` take with 1 000 000 finished and 100 000 waiting tasks.
 
-Every call is timed next to a bare `select 1` that goes the same way, so that other load meets both. The bar: the 95th percentile of each list, search and page
-is at most 25 times that of `select 1`, and no call reads more than a small part of `finished`. Exit code 1 if one misses it.
+Every page and every query is timed next to a page that only does `select 1`, so that other load meets both. The bar: the 95th percentile is at most 25 times that
+of the page with `select 1`, and none reads more than a small part of `finished`. Exit code 1 if one misses it.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import psycopg
 
 from benchmarks.bars import Bar, judge
 from benchmarks.measures import percentile
+from benchmarks.operator_pages import Pages, page_paths, serve_pages
 from benchmarks.place import SETTINGS
 from benchmarks.terminal import INTERRUPTED, end_like_ctrl_c, show_progress
 from horsies import AppConfig, Horsies
@@ -28,6 +29,7 @@ from horsies.model.graph import NodeStatus, WorkflowStatus
 from horsies.model.status import TaskStatus
 from horsies.ops import TaskFilter
 from horsies.ops.api import Ops
+from horsies.ops.statistics import ErrorGroup
 from tests.fixtures.scratch_server import scratch_server
 
 FINISHED, WAITING, WORKFLOWS = 1_000_000, 100_000, 5_000
@@ -38,6 +40,8 @@ FILL = (
     "create_past_days", "insert_finished", "insert_waiting", "insert_workers", "insert_worker_states", "insert_dead_workers", "insert_schedules",
     "insert_schedule_runs", "insert_keys", "insert_workflows", "insert_nodes", "insert_audit", "vacuum",
 )  # fmt: skip
+
+LARGE_WORKFLOW = "select workflow_id::text from horsies.nodes group by workflow_id order by count(*) desc limit 1"
 
 SQL = load(__file__)
 
@@ -94,16 +98,26 @@ def fill(url: str, finished: int, waiting: int, workflows: int) -> None:
 def _measure(url: str, only: str, *, is_quick: bool) -> int:
     config = PostgresConfig(database_url=url, pool_max_size=1)
     app = Horsies(AppConfig(broker=config))
-    with closing(app), psycopg.connect(url, autocommit=True) as admin:
-        calls = {name: call for name, call in _calls(app.ops, admin).items() if only in name}
+    rounds = 10 if is_quick else ROUNDS
+    with (
+        closing(app),
+        psycopg.connect(url, autocommit=True) as admin,
+        serve_pages(url, SQL["select_one"], SQL["flush_statistics"]) as pages,
+    ):
         finished = _count(admin, "finished")
-        rounds = 10 if is_quick else ROUNDS
-        timings = [_time(app.ops, admin, name, call, rounds) for name, call in calls.items()]
+        large = _one(admin, LARGE_WORKFLOW)
+        group = next(group for group in app.ops.error_groups() if group.task_name)  # not the rest of a minute
+        flush = partial(app.ops.broker.run, partial(rows, SQL["flush_statistics"]()))
+        calls = [(name, call, flush) for name, call in _calls(app.ops, admin, group, large).items()]
+        calls += [
+            (name, partial(pages.get, path), pages.flush) for name, path in page_paths(app.ops, group, large).items()
+        ]
+        timings = [_time(admin, name, call, pages, flush, rounds) for name, call, flush in calls if only in name]
     _print(timings, finished)
     return judge(_bars(timings, finished), are_judged=not is_quick)
 
 
-def _calls(ops: Ops, admin: psycopg.Connection) -> dict[str, Callable[[], object]]:
+def _calls(ops: Ops, admin: psycopg.Connection, group: ErrorGroup, large: str) -> dict[str, Callable[[], object]]:
     now = ops.read_clock()
     page = ops.list_tasks(limit=50)
     (failed,) = ops.list_tasks(TaskFilter(statuses=[TaskStatus.FAILED]), limit=1).tasks
@@ -112,13 +126,7 @@ def _calls(ops: Ops, admin: psycopg.Connection) -> dict[str, Callable[[], object
         "select id::text from horsies.finished where finished_at < now() - interval '4 days' order by finished_at desc limit 1",
     )
     key = _one(admin, "select key from horsies.keys limit 1")
-    large = _one(
-        admin, "select workflow_id::text from horsies.nodes group by workflow_id order by count(*) desc limit 1"
-    )
     small = _one(admin, "select workflow_id::text from horsies.nodes group by workflow_id order by count(*) limit 1")
-    group = next(
-        group for group in ops.error_groups() if group.task_name
-    )  # not the rest of minutes with many kinds of errors
 
     def listed(after: str | None = None, **filters: object) -> Callable[[], object]:
         return lambda: ops.list_tasks(TaskFilter(**filters), after=after)  # pyright: ignore[reportArgumentType] - for short lines below
@@ -207,17 +215,26 @@ def _calls(ops: Ops, admin: psycopg.Connection) -> dict[str, Callable[[], object
     }
 
 
-def _time(ops: Ops, admin: psycopg.Connection, name: str, call: Callable[[], object], rounds: int) -> Timing:
-    ping = partial(rows, SQL["select_one"]())
+def _time(
+    admin: psycopg.Connection,
+    name: str,
+    call: Callable[[], object],
+    pages: Pages,
+    flush: Callable[[], object],
+    rounds: int,
+) -> Timing:
+    """Time a call. `flush` lets the session that it uses report what it has read."""
     for _ in range(WARM_UP):
         call()
-        ops.broker.run(ping)
-    before = _read_rows(ops, admin)
+        pages.select_one()
+    flush()
+    before = _count_read_rows(admin)
     calls, ones = list[float](), list[float]()
     for _ in range(rounds):
-        ones.append(_ms(lambda: ops.broker.run(ping)))
+        ones.append(_ms(pages.select_one))
         calls.append(_ms(call))
-    read = (_read_rows(ops, admin) - before) / rounds
+    flush()
+    read = (_count_read_rows(admin) - before) / rounds
     timing = Timing(name, percentile(calls, 50), percentile(calls, 95), percentile(ones, 95), read)
     show_progress(f"{name}: {timing.times:.1f} x select 1")
     return timing
@@ -229,9 +246,7 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def _read_rows(ops: Ops, admin: psycopg.Connection) -> int:
-    # The only session of the pool reports what it has read.
-    ops.broker.run(partial(rows, SQL["flush_statistics"]()))
+def _count_read_rows(admin: psycopg.Connection) -> int:
     return int(_one(admin, _text(SQL["count_read_rows"])))
 
 
@@ -259,7 +274,7 @@ def _print(timings: list[Timing], finished: int) -> None:
 
 def _bars(timings: list[Timing], finished: int) -> Iterator[Bar]:
     for each in timings:
-        yield Bar(f"{each.name}: p95, in times that of select 1", each.times, TIMES, "<=", "")
+        yield Bar(f"{each.name}: p95, in times that of a page with select 1", each.times, TIMES, "<=", "")
         yield Bar(f"{each.name}: rows of finished read", each.rows_read, finished * MAX_ROWS_SHARE, "<=", "rows")
 
 
