@@ -19,6 +19,7 @@ from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskCount, TaskFilter
 from tests.cli.test_tasks import register
 from tests.fixtures.journey import ME, claim, do, failed, send_new
+from tests.fixtures.workers import ROOT
 
 
 @pytest.fixture
@@ -42,6 +43,22 @@ async def test_both_forms_of_a_method_give_the_same(ops: Ops, broker: PostgresBr
     assert [task.id for task in ops.list_tasks(limit=2, after=page.next_after).tasks] == [sent[0]]
     assert ops.count_tasks() == await ops.count_tasks_async() == 3
     await ops.broker.close_async()
+
+
+def test_every_method_is_documented_and_has_a_twin() -> None:
+    public = {name for name in vars(Ops) if not name.startswith("_")} - {"broker"}
+    methods = {name for name in public if not name.endswith("_async")}
+    documented = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(methods) if f"`{name}`" not in documented] == []
+    without_twin = {
+        "acting_as",
+        "cancel_matching",
+        "retry_matching",
+        "purge_matching",
+        "retry_error_group",
+        "purge_queue",
+    }
+    assert methods - without_twin == {name.removesuffix("_async") for name in public if name.endswith("_async")}
 
 
 def test_ids_are_checked_before_anything_is_changed(ops: Ops, broker: PostgresBroker) -> None:
