@@ -273,8 +273,9 @@ class Dashboard:
         return self._sessions.user(cookie, is_use=is_use) if cookie else None
 
     async def _call_authorize(self, authorize: Authorize, request: Request) -> User | Response | None:
-        if inspect.iscoroutinefunction(authorize):
-            return await authorize(request)
+        if inspect.iscoroutinefunction(authorize) or inspect.iscoroutinefunction(type(authorize).__call__):
+            found = authorize(request)
+            return await found if inspect.isawaitable(found) else found
         # One that hangs keeps its thread, but not the request.
         found = await to_thread.run_sync(authorize, request, abandon_on_cancel=True)
         return await found if inspect.isawaitable(found) else found
