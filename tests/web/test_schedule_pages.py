@@ -32,6 +32,10 @@ PATHS = [
 async def test_every_page_is_accessible_and_fits(
     filled: Everything, serve: Serve, new_context: NewContext, scheme: str, size: dict[str, int]
 ) -> None:
+    with psycopg.connect(filled.database_url, autocommit=True) as sql:  # a schedule whose runs have no link
+        sql.execute(
+            "insert into horsies.schedule_runs (schedule_name, outcome, slot_at) values ('report for 17', 'SKIPPED', now())"
+        )
     page = await (await new_context(color_scheme=scheme, viewport=size)).new_page()
     problems: dict[str, list[str]] = {}
     async with serve(filled.database_url) as address:
