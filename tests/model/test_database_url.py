@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
 from horsies.model.config import PostgresConfig
-from horsies.model.database_url import conninfo, mask_passwords, masked, url_problem
+from horsies.model.database_url import OF_DRIVERS, conninfo, mask_passwords, masked, url_problem
 from horsies.model.errors import ConfigError
 
 SECRET = "S3cr3t"
@@ -147,6 +147,9 @@ def test_everything_but_the_password_can_be_read(url: str, expected: str):
         ("postgres://u:p@h/db", "postgres://u:p@h/db"),
         ("postgresql+asyncpg://u:p@h/db", "postgresql://u:p@h/db"),
         ("postgres+psycopg2://u:p@h/db", "postgres://u:p@h/db"),
+        ("postgresql+psycopg2cffi://u:p@h/db", "postgresql://u:p@h/db"),
+        ("postgresql+psycopg_async://u:p@h/db?sslmode=require", "postgresql://u:p@h/db?sslmode=require"),
+        ("postgres+asyncpg:///db", "postgres:///db"),
         ("host=h dbname=postgresql+psycopg://", "host=h dbname=postgresql+psycopg://"),
     ],
 )
@@ -217,3 +220,24 @@ def test_anything_else_is_refused_with_what_to_write(url: object, advice: str):
     problem = url_problem(url)
     assert problem is not None
     assert advice in problem
+
+
+@pytest.mark.parametrize("name", OF_DRIVERS)
+def test_an_option_of_another_driver_is_named_with_what_to_write_instead(name: str):
+    problem = url_problem(f"postgresql+asyncpg://ann:{SECRET}@h/app?sslmode=require&{name}=x")
+    assert problem == (
+        f"has options of other drivers after the ?, which libpq does not know; {name}: {OF_DRIVERS[name]}"
+    )
+    with pytest.raises(ConfigError, match=f"listen_url has options .*{name}"):
+        PostgresConfig(database_url="postgresql://h/app", listen_url=f"postgresql+asyncpg://h/app?{name}=x")
+
+
+def test_options_of_other_drivers_are_named_together_and_nothing_else_of_the_url():
+    problem = url_problem(f"postgresql+asyncpg://ann:{SECRET}@h/app?ssl=require&pgbouncer=true&{SECRET}=1") or ""
+    assert "; pgbouncer: remove it;" in problem
+    assert problem.endswith("; ssl: write sslmode=require, or another sslmode")
+    assert SECRET not in problem
+
+
+def test_no_option_of_another_driver_is_one_that_libpq_knows():
+    assert [name for name in OF_DRIVERS if url_problem(f"postgresql://h/app?{name}=x") is None] == []

@@ -26,6 +26,32 @@ PAIRS_ADVICE: Final = (
 )
 MASK: Final = "***"
 
+_INSTEAD: Final = {
+    "write sslmode=require, or another sslmode": ("ssl", "ssl_require", "sslaccept", "sslfactory", "direct_tls"),
+    "remove it, and set PostgresConfig(connect_timeout_s=...)": ("timeout", "pool_timeout", "socket_timeout"),
+    "remove it, and set PostgresConfig(pool_max_size=...)": (
+        "connection_limit", "max_overflow", "pool", "pool_max_size", "pool_min_size", "pool_size", "max_size", "min_size",
+    ),
+    "remove it, and set PostgresConfig(schema=...): horsies has a schema of its own": ("schema", "currentSchema", "search_path"),
+    "remove it; for a setting of the session write options=-c%20name%3Dvalue": (
+        "server_settings", "command_timeout", "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
+    ),
+    "remove it; horsies finds poolers by itself, and prepares statements only where that is safe": (
+        "pgbouncer", "prepare_threshold", "prepareThreshold", "prepared_statements", "prepared_statement_cache_size",
+        "prepared_statement_name_func", "statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size",
+    ),
+    "write application_name": ("ApplicationName",),
+    "remove it": (
+        "async_fallback", "autocommit", "conn_health_checks", "conn_max_age", "encoding", "executemany_mode", "pool_pre_ping",
+        "pool_recycle", "reWriteBatchedInserts", "use_native_hstore", "use_native_uuid",
+    ),
+}  # fmt: skip
+OF_DRIVERS: Final = {name: advice for advice, names in _INSTEAD.items() for name in names}
+"""Options that URLs for other drivers and libraries have after the `?`, and what to write instead.
+
+Only these names are shown: what libpq does not know may as well be a part of a password.
+"""
+
 # Parameters that may be shown. Anything else may be a secret, or a misspelt `password`.
 SHOWN: Final = frozenset(
     {
@@ -92,6 +118,9 @@ def _url_form_problem(url: str, scheme: str) -> str | None:
     if url.split() != [url]:
         return "contains white space; remove it, or write a space that belongs there as %20"
     if _parse(url) is None:
+        if found := sorted(OF_DRIVERS.keys() & _query_names(url)):
+            advice = "; ".join(f"{name}: {OF_DRIVERS[name]}" for name in found)
+            return f"has options of other drivers after the ?, which libpq does not know; {advice}"
         return f"is not a URL that libpq understands; {ESCAPES}; after the ?, write name=value with lower-case names that libpq knows"
     return f"has an @ in the wrong place; {ESCAPES}" if "@" in _split(url)[1] else None
 
@@ -134,6 +163,11 @@ def _parse(url: str) -> dict[str, str] | None:
         return {name: str(value) for name, value in conninfo_to_dict(conninfo(url)).items()}
     except Error:
         return None
+
+
+def _query_names(url: str) -> set[str]:
+    """Return the names of the options after the `?`."""
+    return {unquote(pair.partition("=")[0]) for pair in _split(url)[2].split("&")}
 
 
 def _split(url: str) -> tuple[str | None, str, str]:
