@@ -108,6 +108,17 @@ def test_errors_of_sensitive_tasks_stay_hidden_in_the_run_and_in_the_runs_around
     assert inner is not None
     (outer_node,) = ops.list_workflow_nodes(run).nodes
     (inner_node,) = ops.list_workflow_nodes(inner.summary.run.id).nodes
-    for error in (outer.summary.run.error, inner.summary.run.error, outer_node.error, inner_node.error):
+    tree, summary = ops.show_workflow(run), ops.get_workflow_summary(run)
+    (listed,) = ops.list_workflows(error_code="BROKEN").runs
+    assert summary is not None
+    assert tree.nodes[0].child is not None
+    runs = (outer.summary.run, inner.summary.run, summary.run, listed, tree.run, tree.nodes[0].child.run)
+    nodes = (outer_node, inner_node, tree.nodes[0], tree.nodes[0].child.nodes[0])
+    for error in (each.error for each in (*runs, *nodes)):
         assert error is not None
         assert (error.error_code, error.message) == ("BROKEN", HIDDEN)
+    (stored,) = sql.execute(
+        "select {schema}.error_message(error) from {schema}.workflows where id = %s".replace("{schema}", "horsies"),
+        [run],
+    )
+    assert ops.list_workflows(message=stored[0]).runs == []

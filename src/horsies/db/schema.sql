@@ -846,6 +846,8 @@ CREATE INDEX nodes_ready_idx ON horsies.nodes USING btree (workflow_id, index) W
 
 CREATE INDEX nodes_ready_runs_idx ON horsies.nodes USING btree (root_id) WHERE ((status = 'READY'::text) AND (kind <> 'task'::text));
 
+CREATE INDEX nodes_sensitive_idx ON horsies.nodes USING btree (root_id) WHERE ((status = 'FAILED'::text) AND is_sensitive);
+
 CREATE INDEX nodes_unpropagated_idx ON horsies.nodes USING btree (root_id) WHERE ((NOT propagated) AND (status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'SKIPPED'::text])));
 
 CREATE UNIQUE INDEX nodes_workflow_idx ON horsies.nodes USING btree (workflow_id, index);

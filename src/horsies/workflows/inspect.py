@@ -261,19 +261,24 @@ def get_run_tree(workflow_id: str) -> Op[RunTree]:
 
 
 def _to_run(row: Sequence[Any]) -> WorkflowRun:
-    run_id, name, status, *fields, error = row
-    return WorkflowRun(run_id, name, WorkflowStatus(status), *fields, error=decode_stored_error(error))
+    run_id, name, status, *fields, error, quotes_sensitive = row
+    return WorkflowRun(run_id, name, WorkflowStatus(status), *fields, error=_to_error(error, quotes_sensitive))
+
+
+def _to_error(stored: str | None, is_sensitive: bool) -> TaskError | None:  # noqa: FBT001 - a column
+    decoded = decode_stored_error(stored)
+    return hide_error(decoded) if is_sensitive else decoded
 
 
 def _to_run_node(row: Row, child: Any) -> RunNode:
-    _, _, node_id, index, kind, status, *task_and_times, error = row
+    _, _, node_id, index, kind, status, *task_and_times, error, is_sensitive = row
     return RunNode(
         node_id,
         index,
         NodeKind(kind),
         NodeStatus(status),
         *task_and_times,
-        error=decode_stored_error(error),
+        error=_to_error(error, is_sensitive),
         child=child if isinstance(child, RunTree) else None,
         items=None if isinstance(child, RunTree) else child,
     )
@@ -356,9 +361,8 @@ def get_run_state(workflow_id: str) -> Op[RunState | None]:
     )
     if not runs or not places:
         return None
-    (row,), ((is_map, stored_on_error, parent_id, parent_name, parent_node, hides_error),) = runs, places
+    (row,), ((is_map, stored_on_error, parent_id, parent_name, parent_node),) = runs, places
     run = _to_run(row[:-2])
-    run = replace(run, error=hide_error(run.error)) if hides_error else run
     on_error = OnError.PAUSE if stored_on_error == OnError.PAUSE else OnError.FAIL  # whatever is stored
     inner: dict[int, InnerRun] = {}
     counts_by_index: dict[int, dict[NodeStatus, int]] = {}
@@ -385,8 +389,7 @@ def list_nodes(
     for node_id, index, kind, status, task_name, task_id, child_id, *times, error, is_sensitive in (
         yield from rows(query)
     ):
-        decoded = decode_stored_error(error)
-        shown = hide_error(decoded) if is_sensitive else decoded
+        shown = _to_error(error, is_sensitive)
         place = (node_id, index, NodeKind(kind), NodeStatus(status))
         found.append(NodeRow(*place, task_name, task_id, child_id, times[0], times[1], shown, is_sensitive))
     return NodePage(found[:limit], found[limit].index if len(found) > limit else None)

@@ -1,3 +1,13 @@
+-- fragment: quotes_sensitive
+-- Whether the error of a run may quote a sensitive value: the error of a node becomes that of the runs around it.
+exists (
+    select
+    from {schema}.nodes as failed
+    where failed.root_id = workflows.root_id
+    and failed.status = 'FAILED'
+    and failed.is_sensitive
+)
+
 -- name: get_stuck_trees
 -- States that must not last longer than it takes a process to notice: trees that only another step would advance.
 with live_runs as materialized (
@@ -125,16 +135,17 @@ order by cardinality(workflows.ancestors) desc, nodes.index;
 -- Root runs only, not those of sub-workflows and maps; newest first. At most `scanned` runs are read, whether they match or not; the last of these is returned
 -- with `is_last`. Of each run at most 1 000 nodes are counted.
 select
-    found.is_match, found.is_last,
-    found.id::text, found.name, found.status, found.created_at, found.started_at, found.finished_at, found.deadline, found.unresolved, found.error::text,
-    case when found.is_match then (
+    workflows.is_match, workflows.is_last,
+    workflows.id::text, workflows.name, workflows.status, workflows.created_at, workflows.started_at, workflows.finished_at, workflows.deadline,
+    workflows.unresolved, workflows.error::text, workflows.error is not null and {quotes_sensitive},
+    case when workflows.is_match then (
         select coalesce(json_object_agg(counts.status, counts.count), '{}')
         from (
             select few.status, count(*) as count
             from (
                 select nodes.status
                 from {schema}.nodes
-                where nodes.workflow_id = found.id
+                where nodes.workflow_id = workflows.id
                 order by nodes.index
                 limit 1000
             ) as few
@@ -154,14 +165,25 @@ from (
                 -- Cut out of JSON as text, because JSON with \u0000 cannot be parsed here.
                 or substring(left(run.error::text, 1000) from '"error_code"\s*:\s*("(?:[^"\\]|\\.)*")') = to_json(%(error_code)s::text)::text
             )
-            and (%(message)s::text is null or strpos(lower({schema}.error_message(run.error)), lower(%(message)s::text)) > 0)
+            and (
+                %(message)s::text is null
+                or strpos(lower({schema}.error_message(run.error)), lower(%(message)s::text)) > 0
+                -- Whether a message contains a text would tell what is in it.
+                and not exists (
+                    select
+                    from {schema}.nodes as failed
+                    where failed.root_id = run.root_id
+                    and failed.status = 'FAILED'
+                    and failed.is_sensitive
+                )
+            )
         ) is true as is_match
     from (
         select
             newest.*,
             row_number() over (order by newest.created_at desc, newest.id desc) = %(scanned)s::bigint as is_last
         from (
-            select id, name, status, created_at, started_at, finished_at, deadline, unresolved, error
+            select id, root_id, name, status, created_at, started_at, finished_at, deadline, unresolved, error
             from {schema}.workflows
             where parent_node is null
             and (not %(live)s::boolean or status in ('RUNNING', 'PAUSED'))
@@ -174,15 +196,15 @@ from (
             limit %(scanned)s::bigint
         ) as newest
     ) as run
-) as found
-where found.is_match
-or found.is_last
-order by found.created_at desc, found.id desc
+) as workflows
+where workflows.is_match
+or workflows.is_last
+order by workflows.created_at desc, workflows.id desc
 limit %(limit)s::bigint;
 
 -- name: get_run
 select
-    id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text,
+    id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text, error is not null and {quotes_sensitive},
     nullif(root_id, id)::text,
     exists (
         select from {schema}.workflows as descendant
@@ -196,7 +218,7 @@ where id = %(id)s::uuid;
 -- name: get_descendant_runs
 -- The run and its descendants, the deepest first.
 select
-    id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text,
+    id::text, name, status, created_at, started_at, finished_at, deadline, unresolved, error::text, error is not null and {quotes_sensitive},
     is_map, parent_node::text
 from {schema}.workflows
 where root_id = (select run.root_id from {schema}.workflows as run where run.id = %(id)s::uuid)
@@ -216,7 +238,15 @@ select
     nodes.task_id::text,
     coalesce(live_task.started_at, finished_task.started_at),
     nodes.finished_at,
-    nodes.error::text
+    nodes.error::text,
+    nodes.is_sensitive is true
+    or nodes.kind <> 'task' and nodes.error is not null and exists (
+        select
+        from {schema}.nodes as failed
+        where failed.root_id = nodes.root_id
+        and failed.status = 'FAILED'
+        and failed.is_sensitive
+    )
 from {schema}.nodes
 left join {schema}.tasks as live_task on live_task.id = nodes.task_id
 left join lateral (
@@ -240,21 +270,13 @@ group by workflow_id, status
 order by workflow_id, status;
 
 -- name: get_run_place
--- Where a run is: the node that it is the run of. And whether its error may quote a sensitive value: that of a node becomes that of the runs around it.
+-- Where a run is: the node that it is the run of.
 select
     workflows.is_map,
     workflows.on_error,
     node.workflow_id::text,
     node.workflow_name,
-    node.node_id,
-    workflows.error is not null and exists (
-        select
-        from {schema}.workflows as run
-        join {schema}.nodes as failed on failed.workflow_id = run.id
-        where run.root_id = workflows.root_id
-        and failed.status = 'FAILED'
-        and failed.is_sensitive
-    )
+    node.node_id
 from {schema}.workflows
 left join lateral (
     select nodes.workflow_id, nodes.node_id, parent_run.name as workflow_name
@@ -316,9 +338,8 @@ select
     node.is_sensitive is true
     or case when node.kind <> 'task' and node.error is not null then exists (
         select
-        from {schema}.workflows as run
-        join {schema}.nodes as failed on failed.workflow_id = run.id
-        where run.root_id = (select shown_run.root_id from {schema}.workflows as shown_run where shown_run.id = %(id)s::uuid)
+        from {schema}.nodes as failed
+        where failed.root_id = node.root_id
         and failed.status = 'FAILED'
         and failed.is_sensitive
     ) else false end

@@ -944,6 +944,9 @@ create index nodes_ready_idx on {schema}.nodes (workflow_id, index)
 -- Sub-workflows and maps to be started.
 create index nodes_ready_runs_idx on {schema}.nodes (root_id)
     where status = 'READY' and kind <> 'task';
+-- Trees whose errors may quote a sensitive value.
+create index nodes_sensitive_idx on {schema}.nodes (root_id)
+    where status = 'FAILED' and is_sensitive;
 
 create index schedules_due_idx on {schema}.schedules (next_slot_at)
     where paused_at is null;
