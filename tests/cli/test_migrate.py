@@ -158,3 +158,9 @@ def test_contradictions_are_wrong_usage(migrate: Callable[..., Result], words: t
     found = migrate(*words)
     assert found.exit_code == 2
     assert expected in found.stderr
+
+
+def test_check_fails_when_the_database_cannot_be_read(migrate: Callable[..., Result]) -> None:
+    found = migrate("--check", "--json", "--database-url", "postgresql+asyncpg://ann@127.0.0.1:1/app")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert "Error: " in found.stderr

@@ -30,6 +30,12 @@ def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: 
     return limit_mb
 
 
+_no_migrate_option = click.option(
+    "--no-migrate", is_flag=True, envvar="HORSIES_NO_MIGRATE", show_envvar=True,
+    help="Do not migrate the database's schema; exit 1 if it is not current.",
+)  # fmt: skip
+
+
 @click.command()
 @app_command
 @click.option(
@@ -69,6 +75,7 @@ def _check_size(_context: click.Context, _parameter: click.Parameter, limit_mb: 
 )  # fmt: skip
 @metrics_options
 @click.option("--scheduler", is_flag=True, help="Also serve the app's schedules, like `horsies scheduler`.")
+@_no_migrate_option
 @logging_options
 @click.option("--reload", is_flag=True, help="For development: restart when a .py file of the app changes.")
 @click.pass_context
@@ -80,6 +87,7 @@ def worker(
     *,
     queues: str | None,
     shutdown_timeout: float | None,
+    no_migrate: bool,
     reload: bool,
     **options: Any,
 ) -> None:
@@ -100,6 +108,7 @@ def worker(
     config = WorkerConfig(
         app_locator=app,
         queues=[name.strip() for name in queues.split(",")] if queues else None,
+        migrate=not no_migrate,
         shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
         **options,
     )
@@ -120,9 +129,12 @@ def worker(
 @click.command()
 @app_command
 @metrics_options
+@_no_migrate_option
 @logging_options
 @report_errors
-def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel: str, log_format: str) -> None:
+def scheduler(
+    app: str, *, metrics_port: int | None, metrics_host: str, no_migrate: bool, loglevel: str, log_format: str
+) -> None:
     """Enqueue the tasks of the app's schedules when they are due, until stopped.
 
     Stores what the app declares in AppConfig(schedule=ScheduleConfig(...)), then sleeps from slot to slot. Several schedulers may run at once:
@@ -137,4 +149,4 @@ def scheduler(app: str, *, metrics_port: int | None, metrics_host: str, loglevel
     in a row than db_retry_max_attempts allows.
     """
     configure_logging(loglevel, log_format)
-    sys.exit(run_scheduler(load_app(app), metrics_port=metrics_port, metrics_host=metrics_host))
+    sys.exit(run_scheduler(load_app(app), migrate=not no_migrate, metrics_port=metrics_port, metrics_host=metrics_host))

@@ -27,6 +27,7 @@ class WorkerConfig:
     `queues` serves only these; `queue_priorities` and `queue_max_concurrency` override the app's settings for this worker.
     `coalesce_notifies` is how many notifications are received before the database is queried once. `scheduler` runs the app's schedules as
     well. `start_method` is how children are started; by default `forkserver` if they are recycled and `fork` if not, on Linux, and `spawn` elsewhere.
+    `migrate=False` refuses a database whose schema is not current, instead of migrating it.
     With `metrics_port` the worker serves `/metrics`, `/healthz` and `/readyz` on that port.
     """
 
@@ -46,6 +47,7 @@ class WorkerConfig:
     coalesce_notifies: int = 100
     shutdown_timeout_ms: int | None = None
     scheduler: bool = False
+    migrate: bool = True
     loglevel: str = "INFO"
     log_format: str = "text"
     metrics_port: int | None = None

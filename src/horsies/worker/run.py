@@ -80,7 +80,7 @@ def run_worker(
     def run() -> ExitCode:
         health = HealthCheck()
         with endpoints(app, health, host=config.metrics_host, port=config.metrics_port):
-            open_database(app.broker, app.config, control.stop_requested if control else None)
+            open_database(app.broker, app.config, control.stop_requested if control else None, migrate=config.migrate)
             return asyncio.run(_run_incarnations(app, config, signatures, health, control))
 
     return serve(app, run, log, owns_app=control is None)

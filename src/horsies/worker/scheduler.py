@@ -32,7 +32,7 @@ log = logging.getLogger("horsies.scheduler")
 
 
 def run_scheduler(
-    app: Horsies, *, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
+    app: Horsies, *, migrate: bool = True, metrics_port: int | None = None, metrics_host: str = DEFAULT_METRICS_HOST
 ) -> ExitCode:
     """Run a scheduler as a process of its own, until SIGTERM or SIGINT. Raise the reason if it cannot start."""
     schedules = declared_schedules(app.config, app.known_tasks)  # raises errors before waiting for a database
@@ -40,7 +40,7 @@ def run_scheduler(
     def run() -> ExitCode:
         health = HealthCheck()
         with endpoints(app, health, host=metrics_host, port=metrics_port):
-            open_database(app.broker, app.config)
+            open_database(app.broker, app.config, migrate=migrate)
             return asyncio.run(_run(app, schedules, health))
 
     return serve(app, run, log)

@@ -55,14 +55,19 @@ def serve(app: Horsies, run: Callable[[], ExitCode], log: logging.Logger, *, own
             app.close()
 
 
-def open_database(broker: PostgresBroker, config: AppConfig, stop: threading.Event | None = None) -> None:
-    """Wait for the database and migrate its schema. `stop` ends the wait if it is given, otherwise a signal does."""
-    backoff = Backoff(config.resilience)
+def open_database(
+    broker: PostgresBroker, config: AppConfig, stop: threading.Event | None = None, *, migrate: bool = True
+) -> None:
+    """Wait for the database, and migrate its schema or require that it is current. `stop` ends the wait if it is given, otherwise a signal does."""
+    backoff, applied = Backoff(config.resilience), list[str]()
     with _signals_raise() if stop is None else nullcontext():
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
-                applied = broker.migrate()
+                if migrate:
+                    applied = broker.migrate()
+                else:
+                    broker.require_schema()
             except BrokerError as error:
                 if not error.retryable:
                     raise
