@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import CodeType, MappingProxyType
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from horsies.db.broker import PostgresBroker
 from horsies.events import Tracer
@@ -17,6 +17,7 @@ from horsies.model.config import DEFAULT_APP_NAME, AppConfig, QueueMode
 from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, mapper_problems
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.graph import OnError
+from horsies.model.other_queues import APP_NAMES, TASK_OPTIONS, explain_missing, explain_options
 from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
 from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
@@ -84,6 +85,7 @@ class Registry:
 
     # -- tasks and workflows
 
+    @explain_options("@app.task", TASK_OPTIONS, TaskDefinitionError)
     def task(  # noqa: PLR0913 - the options of a task
         self,
         name: str = "",
@@ -278,6 +280,9 @@ class Registry:
         _check_hook(hook)
         self.child_stop_hooks = (hook, *self.child_stop_hooks)
         return hook
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing(APP_NAMES)
 
 
 def _module_execution(function: Callable[..., Any]) -> Callable[[], CodeType | None]:

@@ -281,3 +281,14 @@ async def operation() -> None:
     assert_type(app.check(), AppCheck)
     app.worker(processes=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     app.task(task_name="resize it")(resize.function)
+
+
+# -- names and options of other task queues are reported as unknown, although their errors say what to write
+
+
+def other_queues(handle: TaskHandle[int]) -> None:
+    resize.delay(7)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    resize.with_options(countdown=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    handle.ready()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    app.send_task("resize")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    app.task("bound", bind=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horsies.model.errors import OutsideTaskError
+from horsies.model.other_queues import CURRENT_TASK_NAMES, explain_missing
 from horsies.model.send_options import TaskId
 
 MAX_MESSAGE = 1_000
@@ -62,6 +63,9 @@ class CurrentTask:
             # Text that the database accepts.
             message = message[:MAX_MESSAGE].encode(errors="replace").decode().replace("\x00", "�")
         self.report(fraction, message)
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing(CURRENT_TASK_NAMES)
 
 
 _current: ContextVar[CurrentTask] = ContextVar("horsies_current_task")

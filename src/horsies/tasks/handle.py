@@ -18,6 +18,7 @@ from horsies.db.waiter import ReadResult, ThreadFuture
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed, WaitTimeoutError
+from horsies.model.other_queues import HANDLE_NAMES, explain_missing
 from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
@@ -223,6 +224,9 @@ class TaskHandle(Generic[T_co]):
 
     def _error(self, code: OutcomeCode | RetrievalCode, message: str) -> Result[T_co]:
         return Err(TaskError(error_code=code, message=message, data={"task_id": self.task_id}))
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing(HANDLE_NAMES)
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.task_id!r})"

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from operator import eq
-from typing import Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 from horsies.events import SendSpan, TasksSent, TracedWork, Tracer, begin_span, emit, end_span, subscribers
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.errors import ConfigError
+from horsies.model.other_queues import TASK_NAMES, explain_missing
 from horsies.model.send_options import Key
 from horsies.model.task import TaskId, TaskOptions
 from horsies.model.validation import raise_problems
@@ -190,6 +191,9 @@ class Sender(Generic[P, T]):
         sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago
         handle = partial(kind, codec=self.result, app=self._app, sent_at=sent_at)
         return [*map(handle, ids)] if isinstance(ids, list) else LazyHandles(ids, handle)
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing(TASK_NAMES)
 
     def __repr__(self) -> str:
         return f"<sender of task {self.options.task_name!r} to queue {self.options.queue_name!r}>"

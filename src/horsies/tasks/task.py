@@ -20,6 +20,7 @@ from horsies.model.errors import (
     TaskTimeoutError,
 )
 from horsies.model.graph import Join, NodeKind
+from horsies.model.other_queues import SEND_OPTIONS, explain_options
 from horsies.model.result import Err, Ok, Result, TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
@@ -86,6 +87,7 @@ class BaseTask(Sender[P, T]):
         """Check and encode the arguments of one task for `send_many`."""
         return Call(task_name=self.name, args=self.arguments.encode(args, kwargs))
 
+    @explain_options("with_options()", SEND_OPTIONS, TypeError)
     def with_options(
         self,
         *,

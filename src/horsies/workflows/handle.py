@@ -11,6 +11,7 @@ from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
 from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
+from horsies.model.other_queues import HANDLE_NAMES, explain_missing
 from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.tasks.handle import deadline_from_timeout, refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName
@@ -206,6 +207,9 @@ class WorkflowHandle(Generic[Out_co]):
                 code = RetrievalCode.WORKFLOW_NOT_FOUND
                 message = "does not exist: it was never started, is not committed yet, or was deleted by retention"
         return Err(TaskError(error_code=code, message=f"workflow {self.workflow_id} {message}"))
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing(HANDLE_NAMES)
 
     def __repr__(self) -> str:
         return f"WorkflowHandle({self.workflow_id!r})"
