@@ -24,8 +24,8 @@ from tools.words import ALLOWED, RETIRED, RETIRED_PHRASES, Where, Word
 
 # -- budgets: raise one only with a reason in the commit
 
-MAX_MODULES: Final = 185  # .py files in src/horsies
-MAX_LINES: Final = 38_900  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
+MAX_MODULES: Final = 187  # .py files in src/horsies
+MAX_LINES: Final = 39_300  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
 MAX_WALK_FILES: Final = 37  # that `add.send(1, 2).get()` passes through
 MAX_LOCAL_IMPORTS: Final = 1  # function-level imports of our own modules; only ever lower it
 # The one is that of the embedded PostgreSQL in app.py: it needs modules of Linux and macOS, and only an app without a database uses it.
@@ -44,6 +44,7 @@ SEAMS: Final = {
     "db/listen_check.py": "the round trip of a notification on connections of its own; the doctor is its only user",
     "doctor/*.py": "one group of checks each, run by doctor/run.py",
     "embedded/*.py": "needs an extra, and modules that exist on Linux and macOS only",
+    "executor/around.py": "the user's code around the call of a task; apart from what every task passes through",
     "executor/concurrent.py": "needs asyncio, which a child that runs one task at a time does not load",
     "executor/fork_server.py": "loaded by name in the fork server's process",
     "executor/main.py": "loaded by name in a child process",

@@ -62,6 +62,7 @@ def take_inventory(app: Horsies, name: str) -> Inventory:
         schedules=list(_schedules(app, problems)),
         child_start_hooks=[_qualified_name(hook) for hook in app.child_start_hooks],
         child_stop_hooks=[_qualified_name(hook) for hook in app.child_stop_hooks],
+        middleware=[_qualified_name(each.function) for each in app.middlewares],
         problems=problems,
     )
 

@@ -23,6 +23,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.signature import is_coroutine_function, ok_type
 from horsies.model.validation import instance_problems, number_problems
+from horsies.tasks.middleware import Middleware, MiddlewareFunction, TaskKind, middleware_from
 from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import environment_suppresses_sends
 from horsies.tasks.task import AsyncTask, BaseTask, Task
@@ -35,6 +36,7 @@ T = TypeVar("T")
 OnErrorWord: TypeAlias = Literal["fail", "pause"]
 Hook: TypeAlias = Callable[[], object]
 AnyHook = TypeVar("AnyHook", bound=Hook)
+AnyMiddleware = TypeVar("AnyMiddleware", bound=MiddlewareFunction)
 
 
 class TaskDecorator(Protocol):
@@ -65,6 +67,8 @@ class Registry:
         self.child_start_hooks: tuple[Hook, ...] = ()
         self.child_stop_hooks: tuple[Hook, ...] = ()
         """Both in the order they run: the last stop hook defined runs first."""
+        self.middlewares: tuple[Middleware, ...] = ()
+        """The outermost first."""
 
     @property
     def broker(self) -> PostgresBroker:
@@ -280,6 +284,27 @@ class Registry:
         _check_hook(hook)
         self.child_stop_hooks = (hook, *self.child_stop_hooks)
         return hook
+
+    # -- middleware
+
+    @overload
+    def middleware(self, function: AnyMiddleware, /) -> AnyMiddleware: ...
+    @overload
+    def middleware(self, /, *, around: TaskKind) -> Callable[[AnyMiddleware], AnyMiddleware]: ...
+    def middleware(
+        self, function: MiddlewareFunction | None = None, /, *, around: TaskKind = "all"
+    ) -> MiddlewareFunction | Callable[[Any], Any]:
+        """Run this generator function around each attempt of every task, in the child that runs it. The first one defined is the outermost.
+
+        It is called with the current task. Its `yield` returns the result of the task, or raises what the task raised. An async generator
+        runs around `async def` tasks only: `around="async"`. A task that is called directly runs without middleware.
+        """
+
+        def decorate(given: Any) -> Any:
+            self.middlewares += (middleware_from(given, around),)
+            return given
+
+        return decorate if function is None else decorate(function)
 
     if not TYPE_CHECKING:
         __getattr__ = explain_missing(APP_NAMES)

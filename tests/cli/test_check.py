@@ -81,7 +81,7 @@ def test_everything_in_an_app_is_shown(check: Callable[..., Result]) -> None:
 def test_json_has_the_same(check: Callable[..., Result]) -> None:
     printed = json.loads(check(write("json_shop"), "--json").stdout)
     assert printed.keys() == {
-        "app", "modules", "queues", "tasks", "workflows", "schedules", "child_start_hooks", "child_stop_hooks", "problems", "live",
+        "app", "modules", "queues", "tasks", "workflows", "schedules", "child_start_hooks", "child_stop_hooks", "middleware", "problems", "live",
     }  # fmt: skip
     assert printed["tasks"] == [
         {

@@ -3,7 +3,7 @@
 Each wrong line carries the rule by which either must report it: an ignore that nothing needs is an error itself.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_never, assert_type
 from uuid import UUID
@@ -13,6 +13,7 @@ from horsies import (
     AppConfig,
     AsyncTask,
     Call,
+    CurrentTask,
     Err,
     Horsies,
     Ok,
@@ -292,3 +293,28 @@ def other_queues(handle: TaskHandle[int]) -> None:
     handle.ready()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     app.send_task("resize")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     app.task("bound", bind=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# -- middleware: the function is kept, and the result of the task is known
+
+
+@app.middleware
+def observed(task: CurrentTask) -> Generator[None, TaskResult[Any, TaskError], None]:
+    result = yield
+    assert_type(result, TaskResult[Any, TaskError])
+    assert_type(task.arguments, Mapping[str, Any])
+
+
+@app.middleware(around="async")
+async def observed_async(_task: CurrentTask) -> AsyncIterator[None]:
+    yield
+
+
+def middleware() -> None:
+    function: Callable[[CurrentTask], Generator[None, TaskResult[Any, TaskError], None]] = observed
+    app.middleware(around="sync")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+    @app.middleware  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+    def plain(_task: CurrentTask) -> None: ...
+
+    assert [function, plain]

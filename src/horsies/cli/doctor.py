@@ -178,6 +178,8 @@ def _show_inventory(app: Horsies, inventory: Inventory) -> None:
     for name, hooks in (("start", inventory.child_start_hooks), ("stop", inventory.child_stop_hooks)):
         if hooks:
             click.echo(f"on child {name}: {', '.join(hooks)}")
+    if inventory.middleware:
+        click.echo(f"middleware: {', '.join(inventory.middleware)}")
     click.echo()
     cells = attrgetter("name", "priority", "max_concurrency", "tasks")
     show_table(

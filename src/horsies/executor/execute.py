@@ -11,13 +11,14 @@ from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from horsies.events import Span, TaskRaised, TaskSpan, begin_span, emit, end_span, subscribers
+from horsies.executor.around import Surrounded
 from horsies.executor.attempt_logs import AttemptLines, set_current_lines
 from horsies.executor.protocol import Assignment, Done, Progress, StopReason, pack
 from horsies.model.codec import encode_error
@@ -65,6 +66,8 @@ class RunningTask:
     span: Span | None = None
     lines: AttemptLines | None = None
     """What it logs, if it keeps logs."""
+    surrounded: Surrounded | None = None
+    """Its call, if there is middleware around it."""
 
     def request_stop(self, reason: StopReason) -> None:
         """Record the request. The caller must then make the thread or event loop of the task call `raise_once`."""
@@ -120,6 +123,7 @@ def prepare(
         until=None if timeout_s is None else time.monotonic() + timeout_s,
         is_cancelled=lambda: running.is_cancelled,
         report=report_while_running,
+        call=None if isinstance(bound, TaskError) else bound[1],
     )
     context.run(set_current_task, current)
     if isinstance(bound, TaskError):
@@ -131,12 +135,15 @@ def prepare(
     if task.keeps_logs:
         running.lines = capture(given.assignment_no)
         context.run(set_current_lines, running.lines)
+    if middlewares := task.middlewares:
+        running.surrounded = call = Surrounded(middlewares, current, task, function)
+        return PreparedCall(task, call.call if task.is_async else call.call_now, context)
     return PreparedCall(task, function, context)
 
 
 def _bind(
     tasks: Mapping[str, BaseTask[..., Any]], running: RunningTask
-) -> tuple[BaseTask[..., Any], Callable[[], Any]] | TaskError:
+) -> "tuple[BaseTask[..., Any], partial[Any]] | TaskError":
     assignment = running.assignment
     task = tasks.get(assignment.task_name)
     if task is None:
@@ -181,7 +188,7 @@ def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome)
     returned, raised = outcome
     if raised is not None or running.is_timed_out:
         done = _done_from_exception(running, task, raised)
-    elif isinstance(result := encode_result(task, returned), str):
+    elif isinstance(result := _encode(running, task, returned), str):
         duration_us = (time.perf_counter_ns() - running.began_ns) // 1000
         log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
         done = Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
@@ -192,6 +199,12 @@ def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome)
     if running.span is not None:
         end_span(running.span, done.error_code, raised)
     return done
+
+
+def _encode(running: RunningTask, task: BaseTask[..., Any], returned: object) -> str | TaskError:
+    if running.surrounded is not None and running.surrounded.encoded is not None:
+        return running.surrounded.encoded
+    return encode_result(task, returned)
 
 
 def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised: BaseException | None) -> Done:
@@ -217,11 +230,16 @@ def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised:
         message, data = "it was cancelled while it ran", exception_data(raised)
         error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message=message, data=data)
         return _failure(running, error, status=TaskStatus.CANCELLED)
-    log.warning("task %s: raised %s", task.name, type(raised).__name__, exc_info=raised)
+    middleware = None if running.surrounded is None else running.surrounded.failed_middleware
+    by = "" if middleware is None else f"middleware {middleware} "
+    log.warning("task %s: %sraised %s", task.name, by, type(raised).__name__, exc_info=raised)
     if subscribers:
         given = running.assignment
         emit(TaskRaised(given.id, task.name, given.queue_name, given.attempt, raised))
-    return _failure(running, unhandled_error(task, raised), wants_retry=_is_retryable(task.retry_policy, raised))
+    error = unhandled_error(task, raised)
+    if by:
+        error = replace(error, message=f"{by}raised {error.message}")
+    return _failure(running, error, wants_retry=_is_retryable(task.retry_policy, raised))
 
 
 def _is_retryable(policy: RetryPolicy | None, raised: BaseException) -> bool:

@@ -59,6 +59,8 @@ class Inventory:
     schedules: list[KnownSchedule]
     child_start_hooks: list[str]
     child_stop_hooks: list[str]
+    middleware: list[str]
+    """The outermost first."""
     problems: list[str]
 
 

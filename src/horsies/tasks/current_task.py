@@ -4,12 +4,14 @@ It is kept in a context variable. Asyncio tasks and `asyncio.to_thread` inherit 
 with `contextvars.copy_context().run`.
 """
 
+import inspect
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from horsies.model.errors import OutsideTaskError
@@ -36,6 +38,18 @@ class CurrentTask:
     """The deadline on the monotonic clock, which cannot be set back or forward."""
     is_cancelled: Callable[[], bool] = field(repr=False)
     report: Callable[[float | None, str | None], None] = field(repr=False)
+
+    call: "partial[Any] | None" = field(default=None, repr=False)
+    """The function with its arguments."""
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the task by parameter name, with the defaults of those that were not given. For middleware."""
+        if self.call is None:
+            return {}
+        bound = inspect.signature(self.call.func).bind(*self.call.args, **self.call.keywords)
+        bound.apply_defaults()
+        return bound.arguments
 
     @property
     def seconds_left(self) -> float | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from horsies.db.broker import PostgresBroker
     from horsies.events import Tracer
     from horsies.model.config import AppConfig
+    from horsies.tasks.middleware import Middleware
 
 MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 _MAX_MS = int(datetime(9000, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -104,6 +105,8 @@ class AppContext(Protocol):
     def tracer(self) -> "Tracer | None": ...
     @property
     def suppresses_sends(self) -> bool: ...
+    @property
+    def middlewares(self) -> "tuple[Middleware, ...]": ...
 
 
 class TaskHandle(Generic[T_co]):

@@ -26,6 +26,7 @@ from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
 from horsies.model.signature import ok_type
 from horsies.tasks.handle import AppContext
+from horsies.tasks.middleware import Middleware
 from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker, TaskNode
 from horsies.tasks.sender import Call, Sender
 
@@ -72,6 +73,12 @@ class BaseTask(Sender[P, T]):
     def tracer(self) -> Tracer | None:
         """The tracer of the app, if there is one."""
         return self._app.tracer
+
+    @property
+    def middlewares(self) -> Sequence[Middleware]:
+        """The middleware that runs around this task, the outermost first."""
+        all_ = self._app.middlewares
+        return [each for each in all_ if each.applies_to(is_async=self.is_async)] if all_ else all_
 
     @property
     def is_async(self) -> bool:
