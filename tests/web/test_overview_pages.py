@@ -10,8 +10,10 @@ import pytest
 from playwright.async_api import Page, expect
 from starlette.requests import Request
 
+from horsies.doctor.findings import TargetKind
 from horsies.web import Role, User
 from horsies.web.filters import age
+from horsies.web.overview_pages import FINDINGS
 from horsies.web.security import Credential, hash_password
 from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems
 from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything
@@ -22,6 +24,7 @@ pytestmark = IN_BROWSER
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1440, "height": 900}
+LAPTOP = {"width": 1280, "height": 900}
 
 
 def pages_of(filled: Everything) -> Sequence[str]:
@@ -90,22 +93,31 @@ async def test_hostile_names_are_texts(filled: Everything, serve: Serve, page: P
         await expect(page.locator(".findings")).to_contain_text(HOSTILE["path"][:NAME_LENGTH])
 
 
-async def test_eight_situations_are_on_the_first_screen(
+async def test_eight_situations_and_the_throughput_are_on_the_first_screen(
     situations: Situations, database: str, serve: Serve, new_context: NewContext
 ) -> None:
-    page = await (await new_context(viewport=DESKTOP)).new_page()
+    page = await (await new_context(viewport=LAPTOP)).new_page()
     async with serve(database) as address:
         await page.goto(address)
         for name, situation in situations.planted.items():
             finding = page.locator(".finding", has_text=situation.code.name)
             await expect(finding).to_have_count(1)
-            await expect(finding.locator(".seen")).to_be_in_viewport(ratio=1)
+            cause = finding.locator(".cause")
+            await expect(cause).to_be_in_viewport(ratio=1)
+            assert await cause.evaluate("(all) => all.scrollHeight <= all.clientHeight"), f"{name}: all lines are shown"
             for word in situation.words:
-                await expect(finding.locator(".seen"), name).to_contain_text(word.strip())
-            await expect(finding.locator(".fix")).to_be_in_viewport(ratio=0.5)
+                await expect(cause, name).to_contain_text(word.strip())
+            if situation.target.kind in {TargetKind.TASK, TargetKind.WORKFLOW}:
+                await expect(cause, "ids are short").not_to_contain_text(situation.target.id)
             link = finding.locator(".links a")
             assert situation.target.id in (await link.get_attribute("title") or ""), name
         assert await page.locator(".finding").count() == len(situations.planted)
+        await expect(page.locator("#charts .stats")).to_be_in_viewport(ratio=1)
+        await expect(page.locator("[data-chart=throughput]")).to_be_in_viewport(ratio=0.5)
+        paused = page.locator(".finding", has_text="QUEUE_PAUSED")
+        await expect(paused.locator(".fix")).to_be_hidden()
+        await paused.locator(".cause").click()
+        await expect(paused.locator(".fix")).to_contain_text("horsies queues resume invoices")
         await page.locator(".finding", has_text="QUEUE_PAUSED").get_by_role("button", name="Resume").click()
         await expect(page.locator("#flash")).to_contain_text("Queue invoices is resumed")
         await expect(page.locator(".finding", has_text="QUEUE_PAUSED")).to_have_count(0)
@@ -339,7 +351,10 @@ async def test_without_scripts_everything_is_there(
     _insert_tasks(sql, "mail", 2)
     async with serve(filled.database_url) as address:
         await page.goto(address)
-        await expect(page.locator(".finding").first).to_be_visible()
+        await expect(page.locator(".finding")).to_have_count(FINDINGS)
+        await expect(page.get_by_role("link", name=re.compile(r"\d+ more in Doctor"))).to_be_visible()
+        await page.locator(".finding summary").first.click()
+        await expect(page.locator(".finding .fix").first).to_be_visible()
         await expect(page.locator("svg .completed")).to_have_attribute("d", re.compile(r"M\d"))
         await expect(page.locator("tr[data-key=mail] .number").first).not_to_be_empty()
         assert await page.locator(".js-only:visible").count() == 0

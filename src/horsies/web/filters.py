@@ -15,6 +15,7 @@ _INVISIBLE: Final = re.compile(
 )
 _NOT_IN_PATHS: Final = re.compile(r"[%/\\\x00-\x1f]")  # Starlette's paths have no line ends
 _NO_LINES: Final = re.compile(r"[\n\t]")
+_ID: Final = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -79,6 +80,11 @@ def short_id(value: str | None) -> str:
     return f"{text[:8]}…{text[-4:]}" if len(text) > 16 else text  # noqa: PLR2004 - shorter would not be shorter
 
 
+def short_ids(text: str) -> str:
+    """Shorten all ids in a text."""
+    return _ID.sub(lambda match: short_id(match[0]), text)
+
+
 def json_pretty(text: str | None) -> str:
     """Indent JSON. Text that is not JSON, such as a part of it, stays as it is."""
     if text is None:
@@ -132,5 +138,6 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "milliseconds": milliseconds,
     "segment": segment,
     "short_id": short_id,
+    "short_ids": short_ids,
     "visible": visible,
 }

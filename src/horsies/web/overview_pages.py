@@ -30,7 +30,7 @@ DAY_BUCKET: Final = 10  # minutes
 KEEP_DAY_S: Final = 600.0  # less than an hour, which is read each time
 MAX_DAYS: Final = 50
 TOP: Final = 5
-FINDINGS, ALIKE = 12, 3  # how many are not folded, and how many of one kind
+FINDINGS, ALIKE = 8, 3  # how many the overview has, and how many of one kind
 LONGEST: Final = 8
 UNDER_WAY: Final = 6
 FEW: Final = 12  # rows of a table on the overview
@@ -64,14 +64,21 @@ REMEDIES: Final[Mapping[FindingCode, Sequence[Remedy]]] = {
 }
 
 
-def _data_of_findings(findings: Sequence[Finding], shown: int = 1_000, alike: int = 1_000) -> dict[str, Any]:
-    """The worst first. Those beyond `shown`, and beyond so many of one kind, are folded: many of one kind must not hide another kind."""
-    seen = Counter[FindingCode]()
-    first, folded = list[Finding](), list[Finding]()
-    for finding in sorted(findings, key=lambda each: -each.severity):
+def _data_of_findings(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The worst first."""
+    ordered = sorted(findings, key=lambda each: -each.severity)
+    return {"findings": ordered, "more": 0, "is_brief": False, "remedies": REMEDIES}
+
+
+def _data_of_worst_findings(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Those that fit the first screen, each in a line or two. Many of one kind must not hide another kind."""
+    data = _data_of_findings(findings)
+    seen, shown = Counter[FindingCode](), list[Finding]()
+    for finding in data["findings"]:
         seen[finding.code] += 1
-        (first if len(first) < shown and seen[finding.code] <= alike else folded).append(finding)
-    return {"findings": first, "folded": folded, "remedies": REMEDIES}
+        if len(shown) < FINDINGS and seen[finding.code] <= ALIKE:
+            shown.append(finding)
+    return {**data, "findings": shown, "more": len(findings) - len(shown), "is_brief": True}
 
 
 # -- the overview
@@ -98,7 +105,7 @@ async def read_overview(ops: Ops, params: Params) -> dict[str, Any]:
         ops.count_workflows_async(),
     )
     return {
-        **_data_of_findings(findings, FINDINGS, ALIKE),
+        **_data_of_worst_findings(findings),
         **series,
         "queues": sorted(queues, key=_is_busy)[:FEW],
         "queue_count": len(queues),
