@@ -19,7 +19,7 @@ from horsies.db.statement import Op
 from horsies.model.config import DEFAULT_APP_NAME, AppConfig
 from horsies.model.graph import Graph, NodeStatus, WorkflowStatus
 from horsies.model.schedule import TaskSchedule
-from horsies.model.sensitive import hide_error
+from horsies.model.sensitive import hide_error, hide_message
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.ops.audit import AuditEntry, audited, list_actions
@@ -135,14 +135,25 @@ class Ops:
 
         A page that would need too many rows to be read ends early: see `TaskPage.is_complete`.
         """
-        return partial(inspect.list_tasks, filters or TaskFilter(), limit=max(1, min(limit, MAX_PAGE)), after=after)
+
+        def run() -> Op[TaskPage]:
+            page = yield from inspect.list_tasks(
+                filters or TaskFilter(), limit=max(1, min(limit, MAX_PAGE)), after=after
+            )
+            return replace(page, tasks=self._without_hidden_messages(page.tasks))
+
+        return run
 
     list_tasks_async = list_tasks.for_asyncio
 
     @operation
     def list_running(self, *, limit: int = 50) -> Verb[list[TaskSummary]]:
         """List the running tasks, those that have run for the longest first."""
-        return partial(inspect.list_running, max(1, min(limit, MAX_PAGE)))
+
+        def run() -> Op[list[TaskSummary]]:
+            return self._without_hidden_messages((yield from inspect.list_running(max(1, min(limit, MAX_PAGE)))))
+
+        return run
 
     list_running_async = list_running.for_asyncio
 
@@ -181,6 +192,15 @@ class Ops:
             return view if reveal or not view.is_sensitive else _hide_payload(view)
 
         return audited(self.actor, "reveal task", full_id, run, lambda view: int(view is not None)) if reveal else run
+
+    def _without_hidden_messages(self, tasks: Sequence[TaskSummary]) -> list[TaskSummary]:
+        """Hide what errors of tasks say that only the code of the app calls sensitive; for the others the query does."""
+        return [
+            replace(task, message=hide_message(task.error_code, task.message), is_sensitive=True)
+            if self._is_sensitive(task.task_name)
+            else task
+            for task in tasks
+        ]
 
     def _is_sensitive(self, task_name: str) -> bool:
         """Whether the code of the app says so, if there is code: the row may have been written by hand, or before the task was declared sensitive."""
