@@ -23,6 +23,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.signature import is_coroutine_function, ok_type
 from horsies.model.validation import instance_problems, number_problems
+from horsies.tasks.handle import CallerTransactions
 from horsies.tasks.middleware import Middleware, MiddlewareFunction, TaskKind, middleware_from
 from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import environment_suppresses_sends
@@ -55,7 +56,11 @@ class Registry:
         self.config = config
         self.locator: str | None = None
         """`module:attribute`, after this app was found by a locator."""
+        self.child_locator: str | None = None
+        """Where children find this app, if it is made by a framework and not at the top level of a module of the user."""
         self.tracer: Tracer | None = None
+        self.transactions: CallerTransactions | None = None
+        """Finds the open transaction of the caller's framework, for sends without a `connection`."""
         self.suppresses_sends = environment_suppresses_sends()
         """Whether sends and starts of workflows enqueue nothing and return inert handles."""
         self._tasks: dict[str, BaseTask[..., Any]] = {}

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from horsies.db.driver import drive
 from horsies.db.statement import Op, Request, Row, load, rows
@@ -94,6 +94,22 @@ T_co = TypeVar("T_co", covariant=True)
 _STATUS_CODES = {TaskStatus.CANCELLED: OutcomeCode.TASK_CANCELLED, TaskStatus.EXPIRED: OutcomeCode.TASK_EXPIRED}
 
 
+class CallerTransactions(Protocol):
+    """The transactions of the framework that the caller works in, such as Django. Sends take part in the one that is open."""
+
+    def open_connection(self) -> object | None:
+        """Return the connection on which this thread has opened a transaction; None if it has not."""
+        ...
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a blocking function on the thread on which transactions of this asyncio code are opened."""
+        ...
+
+
+JOIN_OPEN: Final = object()
+"""The default of `connection`: that of the transaction which `CallerTransactions` finds. None is a connection of horsies."""
+
+
 class AppContext(Protocol):
     """What a task and its handles need from their app."""
 
@@ -107,6 +123,8 @@ class AppContext(Protocol):
     def suppresses_sends(self) -> bool: ...
     @property
     def middlewares(self) -> "tuple[Middleware, ...]": ...
+    @property
+    def transactions(self) -> CallerTransactions | None: ...
 
 
 class TaskHandle(Generic[T_co]):
@@ -338,6 +356,13 @@ class Gathering(Generic[T]):
             raise WaitTimeoutError(
                 f"{len(left)} of {len(self._by_id)} tasks have not ended within {self._timeout_ms} ms ({named}); they continue"
             )
+
+
+def caller_connection(app: AppContext, given: object | None) -> object | None:
+    """Return the connection to use: the given one, or by default that of the caller's open transaction; None for one of horsies."""
+    if given is JOIN_OPEN:
+        return None if app.transactions is None else app.transactions.open_connection()
+    return given
 
 
 def refuse_in_event_loop(call: str, instead: str) -> None:

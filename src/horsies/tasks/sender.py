@@ -29,7 +29,7 @@ from horsies.tasks.enqueue import (
     ids_of,
     new_tasks,
 )
-from horsies.tasks.handle import AppContext, InertHandle, TaskHandle, warn_in_event_loop
+from horsies.tasks.handle import JOIN_OPEN, AppContext, InertHandle, TaskHandle, caller_connection, warn_in_event_loop
 
 # -- suppressed sends: importing a module again, in a worker or a child, must not repeat its sends
 
@@ -103,7 +103,7 @@ class Sender(Generic[P, T]):
         result: ResultCodec[T],
         app: AppContext,
         key: Key | None = None,
-        connection: object | None = None,
+        connection: object | None = JOIN_OPEN,
     ) -> None:
         self.options = options
         self.arguments = arguments
@@ -160,32 +160,45 @@ class Sender(Generic[P, T]):
     def _send(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
         if not tasks or _suppress_depth or self._app.suppresses_sends:
             return self._handles([task.id for task in tasks], InertHandle)
-        if self._connection is None:
+        connection = caller_connection(self._app, self._connection)
+        if connection is None:
             # Not with a caller's connection: SQLAlchemy's `run_sync` waits for one without blocking the loop.
             warn_in_event_loop(_ASYNC_METHODS, stacklevel=3)
+        return self._send_on(connection, tasks)
+
+    def _send_on(self, connection: object | None, tasks: Tasks) -> Sequence[TaskHandle[T]]:
         broker, key = self._app.broker, self._key
         is_observed = subscribers or self._app.tracer is not None
         with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
             tasks = send.tasks
-            if self._connection is None:
+            if connection is None:
                 send.ids = broker.run(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
             else:
-                send.ids = broker.run_on(self._connection, partial(enqueue_within, tasks, key))
+                send.ids = broker.run_on(connection, partial(enqueue_within, tasks, key))
         return self._handles(send.ids)
 
     async def _send_async(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
         if not tasks or _suppress_depth or self._app.suppresses_sends:
             return self._handles([task.id for task in tasks], InertHandle)
+        connection, transactions = self._connection, self._app.transactions
+        if connection is JOIN_OPEN and transactions is not None:
+            joined = await transactions.call(partial(self._send_if_open, tasks))
+            if joined is not None:
+                return joined
         broker, key = self._app.broker, self._key
         is_observed = subscribers or self._app.tracer is not None
         with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
             tasks = send.tasks
-            if self._connection is None:
+            if connection is None or connection is JOIN_OPEN:
                 verb, again = partial(enqueue, tasks, key), partial(enqueue_again, tasks, key)
                 send.ids = await broker.run_async(verb, again=again)
             else:
-                send.ids = await broker.run_on_async(self._connection, partial(enqueue_within, tasks, key))
+                send.ids = await broker.run_on_async(connection, partial(enqueue_within, tasks, key))
         return self._handles(send.ids)
+
+    def _send_if_open(self, tasks: Tasks) -> Sequence[TaskHandle[T]] | None:
+        connection = caller_connection(self._app, JOIN_OPEN)
+        return None if connection is None else self._send_on(connection, tasks)
 
     def _handles(self, ids: Sequence[TaskId], kind: type[TaskHandle[T]] = TaskHandle) -> Sequence[TaskHandle[T]]:
         sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago

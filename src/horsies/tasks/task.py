@@ -25,7 +25,7 @@ from horsies.model.result import Err, Ok, Result, TaskError, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
 from horsies.model.signature import ok_type
-from horsies.tasks.handle import AppContext
+from horsies.tasks.handle import JOIN_OPEN, AppContext
 from horsies.tasks.middleware import Middleware
 from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker, TaskNode
 from horsies.tasks.sender import Call, Sender
@@ -105,9 +105,12 @@ class BaseTask(Sender[P, T]):
         key: str | None = None,
         on_conflict: OnConflict | None = None,
         key_window: float | timedelta | None = None,
-        connection: object | None = None,
+        connection: object | None = JOIN_OPEN,
     ) -> Sender[P, T]:
-        """Return a sender of this task with other options. All problems with them are reported together, here."""
+        """Return a sender of this task with other options. All problems with them are reported together, here.
+
+        `connection` is the caller's own, whose transaction the task is a part of. None: none, even if an app of Django would find one.
+        """
         options = SendOptions(**{name: value for name, value in locals().items() if name not in {"self", "connection"}})
         problems, unknown_queue = list(options.problems()), None
         if queue_name is not None:

@@ -14,7 +14,7 @@ from horsies.events import WorkflowStarted, WorkflowStartSpan, emit, subscribers
 from horsies.model.errors import NodeNotFoundError, TaskDefinitionError, WorkflowDefinitionError
 from horsies.model.graph import Graph, Node
 from horsies.model.signature import signature_of
-from horsies.tasks.handle import warn_in_event_loop
+from horsies.tasks.handle import JOIN_OPEN, caller_connection, warn_in_event_loop
 from horsies.tasks.ids import to_workflow_id
 from horsies.tasks.nodes import NodeKey, NodeName, Reference, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import sends_are_suppressed, trace_send
@@ -65,7 +65,7 @@ class WorkflowSpec(Generic[Out_co]):
         return found
 
     def start(
-        self, workflow_id: str | UUID | None = None, *, connection: object | None = None
+        self, workflow_id: str | UUID | None = None, *, connection: object | None = JOIN_OPEN
     ) -> WorkflowHandle[Out_co]:
         """Start a run. Return when it is committed, with the tasks of its first nodes.
 
@@ -74,10 +74,14 @@ class WorkflowSpec(Generic[Out_co]):
         plan = self._plan(workflow_id)
         if sends_are_suppressed() or self.registry.suppresses_sends:
             return InertWorkflowHandle(plan.root, self.registry)
-        broker = self.registry.broker
+        connection = caller_connection(self.registry, connection)
         if connection is None:
             warn_in_event_loop("await spec.start_async()", stacklevel=2)
-        with self._instrumented(plan) as plan:
+        return self._start_on(connection, plan)
+
+    def _start_on(self, connection: object | None, planned: StartPlan) -> WorkflowHandle[Out_co]:
+        broker = self.registry.broker
+        with self._instrumented(planned) as plan:
             if connection is None:
                 broker.run(partial(start, plan), again=partial(start, plan))
             else:
@@ -85,19 +89,28 @@ class WorkflowSpec(Generic[Out_co]):
         return self.handle(plan.root)
 
     async def start_async(
-        self, workflow_id: str | UUID | None = None, *, connection: object | None = None
+        self, workflow_id: str | UUID | None = None, *, connection: object | None = JOIN_OPEN
     ) -> WorkflowHandle[Out_co]:
         """The same for asyncio code."""
         plan = self._plan(workflow_id)
         if sends_are_suppressed() or self.registry.suppresses_sends:
             return InertWorkflowHandle(plan.root, self.registry)
+        transactions = self.registry.transactions
+        if connection is JOIN_OPEN and transactions is not None:
+            joined = await transactions.call(partial(self._start_if_open, plan))
+            if joined is not None:
+                return joined
         broker = self.registry.broker
         with self._instrumented(plan) as plan:
-            if connection is None:
+            if connection is None or connection is JOIN_OPEN:
                 await broker.run_async(partial(start, plan), again=partial(start, plan))
             else:
                 await broker.run_on_async(connection, partial(start_in_transaction, plan))
         return self.handle(plan.root)
+
+    def _start_if_open(self, plan: StartPlan) -> WorkflowHandle[Out_co] | None:
+        connection = caller_connection(self.registry, JOIN_OPEN)
+        return None if connection is None else self._start_on(connection, plan)
 
     def _plan(self, workflow_id: str | UUID | None) -> StartPlan:
         if self.takes_outer_values:
