@@ -85,7 +85,7 @@ def test_a_limit_leaves_the_rest_queued() -> None:
 
 def drain_at_most(max_attempts: int, sandbox: Sandbox) -> list[Ran]:
     """Like `drain()`, which allows more attempts."""
-    return Drain(sandbox.app, sandbox.broker.config, None, "later", max_attempts).run(sandbox.broker.run)
+    return Drain(sandbox, None, "later", max_attempts).run(sandbox.broker.run)
 
 
 def test_an_endless_drain_raises_and_releases_its_last_claim(sandbox: Sandbox) -> None:

@@ -49,7 +49,7 @@ from horsies.tasks.finish import release_tasks, report_progress
 from horsies.tasks.handle import refuse_in_event_loop
 from horsies.tasks.inspect import get_info
 from horsies.testing.database_clock import run_maintenance
-from horsies.testing.sandbox import Sandbox, sandbox_of
+from horsies.testing.sandbox import Sandbox, TaskCalls, sandbox_of
 from horsies.worker.batch import Batch, ending_from_done, run_batch
 from horsies.worker.child import assigned_fields
 from horsies.worker.run import claim_limits_for, served_queues
@@ -94,21 +94,20 @@ def drain(app: Horsies | None = None, *, limit: int | None = None, retries: Retr
     """
     refuse_in_event_loop("drain()", "await drain_async()")
     sandbox = sandbox_of(app)
-    return Drain(sandbox.app, sandbox.broker.config, limit, retries).run(sandbox.broker.run)
+    return Drain(sandbox, limit, retries).run(sandbox.broker.run)
 
 
 async def drain_async(app: Horsies | None = None, *, limit: int | None = None, retries: Retries = "later") -> list[Ran]:
     """Like `drain`, on the running event loop, which `async def` tasks share."""
     sandbox = sandbox_of(app)
-    return await Drain(sandbox.app, sandbox.broker.config, limit, retries).run_async(sandbox.broker.run_async)
+    return await Drain(sandbox, limit, retries).run_async(sandbox.broker.run_async)
 
 
 @dataclass(slots=True)
 class Drain:
     """One drain. Its steps, verbs for the database and calls of tasks, are the same for blocking and asynchronous callers."""
 
-    app: Horsies
-    database: PostgresConfig
+    sandbox: Sandbox
     limit: int | None
     retries: Retries
     max_attempts: int = MAX_ATTEMPTS
@@ -116,13 +115,21 @@ class Drain:
     ran: list[Ran] = field(default_factory=list[Ran])
     worker: str = field(default_factory=lambda: str(uuid4()))
 
+    @property
+    def app(self) -> Horsies:
+        return self.sandbox.app
+
+    @property
+    def database(self) -> PostgresConfig:
+        return self.sandbox.broker.config
+
     def run(self, run_verb: Callable[[Verb], Any]) -> list[Ran]:
         steps, reply = self._steps(), None
         with asyncio.Runner() as runner:
             try:
                 while True:
                     step = steps.send(reply)
-                    reply = _call(step, runner) if isinstance(step, _TaskCall) else run_verb(step)
+                    reply = _call(step, runner, self.sandbox.calls) if isinstance(step, _TaskCall) else run_verb(step)
             except StopIteration:
                 return self.ran
 
@@ -131,7 +138,7 @@ class Drain:
         try:
             while True:
                 step = steps.send(reply)
-                reply = await (_call_async(step) if isinstance(step, _TaskCall) else run_verb(step))
+                reply = await (_call_async(step, self.sandbox.calls) if isinstance(step, _TaskCall) else run_verb(step))
         except StopIteration:
             return self.ran
 
@@ -227,9 +234,17 @@ class _TaskCall:
             stop()
 
 
-def _call(call: _TaskCall, runner: asyncio.Runner) -> CallOutcome:
-    if call.prepared.task.is_async:
-        return runner.run(_call_coroutine(call), context=call.context)
+def _call(call: _TaskCall, runner: asyncio.Runner, calls: TaskCalls) -> CallOutcome:
+    after = calls.before()
+    try:
+        if call.prepared.task.is_async:
+            return calls.run_coroutine(runner, _call_coroutine(call), call.context)
+        return _call_function(call)
+    finally:
+        after()
+
+
+def _call_function(call: _TaskCall) -> CallOutcome:
     if call.timeout_s is None or threading.current_thread() is not threading.main_thread():
         return _call_on_thread(call)
     handler = signal.getsignal(SOFT_STOP_SIGNAL)  # replaced by InterruptMainThread
@@ -241,12 +256,15 @@ def _call(call: _TaskCall, runner: asyncio.Runner) -> CallOutcome:
         signal.signal(SOFT_STOP_SIGNAL, handler)
 
 
-async def _call_async(call: _TaskCall) -> CallOutcome:
-    loop = asyncio.get_running_loop()
-    if call.prepared.task.is_async:
-        outcome = await loop.create_task(_call_coroutine(call), context=call.context)
-    else:
-        outcome = await loop.run_in_executor(None, _call_on_thread, call)
+async def _call_async(call: _TaskCall, calls: TaskCalls) -> CallOutcome:
+    after = await calls.run_blocking(calls.before)
+    try:
+        if call.prepared.task.is_async:
+            outcome = await asyncio.get_running_loop().create_task(_call_coroutine(call), context=call.context)
+        else:
+            outcome = await calls.run_function(partial(_call_on_thread, call))
+    finally:
+        await calls.run_blocking(after)
     draining = asyncio.current_task()
     if draining and draining.cancelling():
         raise asyncio.CancelledError  # the drain was cancelled, and the task has caught the exception
@@ -296,50 +314,64 @@ def run_inline(app: Horsies | None = None) -> Generator[list[Ran]]:
     sandbox, ran = sandbox_of(app), list[Ran]()
     with _InlineBroker(sandbox, ran) as broker, sandbox.app.using(broker):
         yield ran
+        if sandbox.calls.joins_transactions:
+            broker.drain()  # what was sent in a transaction that has ended since
 
 
 class _InlineBroker(UnpooledBroker):
-    """Drains before and after each verb: before it, because a transaction of the caller may have been committed."""
+    """Drains before and after each verb: before it, because a transaction of the caller may have been committed.
+
+    All else is done by the broker of the sandbox.
+    """
 
     def __init__(self, sandbox: Sandbox, ran: list[Ran]) -> None:
         super().__init__(sandbox.broker.config, resilience=sandbox.app.config.resilience)
-        self._app = sandbox.app
+        self._sandbox = sandbox
+        self._below = sandbox.broker
         self._ran = ran
 
     def run(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         refuse_in_event_loop("a blocking call within run_inline()", "await task.send_async(...)")
-        self._drain()
-        answer = super().run(verb, again=again)
-        self._drain()
+        self.drain()
+        answer = self._below.run(verb, again=again)
+        self.drain()
         return answer
 
     async def run_async(self, verb: Callable[[], Op[T]], *, again: Callable[[], Op[T]] | None = None) -> T:
         await self._drain_async()
-        answer = await super().run_async(verb, again=again)
+        answer = await self._below.run_async(verb, again=again)
         await self._drain_async()
         return answer
 
+    def run_on(self, connection: object, verb: Callable[[], Op[T]]) -> T:
+        answer = self._below.run_on(connection, verb)
+        if self._sandbox.calls.joins_transactions:
+            self.drain()
+        return answer
+
     def wait(self, *args: Any, **kwargs: Any) -> Any:
-        self._drain()
-        return super().wait(*args, **kwargs)
+        self.drain()
+        return self._below.wait(*args, **kwargs)
 
     def as_completed(self, *args: Any, **kwargs: Any) -> Any:
-        self._drain()
-        return super().as_completed(*args, **kwargs)
+        self.drain()
+        return self._below.as_completed(*args, **kwargs)
 
     @asynccontextmanager
     async def waiting_async(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         await self._drain_async()
-        async with super().waiting_async(*args, **kwargs) as futures:
+        async with self._below.waiting_async(*args, **kwargs) as futures:
             yield futures
 
-    def _drain(self) -> None:
-        with _nested():
-            self._ran += Drain(self._app, self.config, None, "now").run(super().run)
+    def drain(self) -> None:
+        if self._sandbox.calls.can_drain():
+            with _nested():
+                self._ran += Drain(self._sandbox, None, "now").run(self._below.run)
 
     async def _drain_async(self) -> None:
-        with _nested():
-            self._ran += await Drain(self._app, self.config, None, "now").run_async(super().run_async)
+        if await self._sandbox.calls.run_blocking(self._sandbox.calls.can_drain):
+            with _nested():
+                self._ran += await Drain(self._sandbox, None, "now").run_async(self._below.run_async)
 
 
 @contextmanager

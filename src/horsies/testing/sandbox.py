@@ -4,11 +4,13 @@ Everything in this package works only on an app in a sandbox. A test without one
 database that the app is configured with.
 """
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextvars import Context
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker, UnpooledBroker
@@ -18,10 +20,37 @@ from horsies.model.errors import HorsiesError
 from horsies.tasks.task import BaseTask
 
 SQL = load(__file__)
+T = TypeVar("T")
 
 
 class SandboxError(HorsiesError, RuntimeError):
     """There is no sandbox to work in."""
+
+
+class TaskCalls:
+    """How a drain calls the functions of tasks. A framework whose tests run in a transaction has another way."""
+
+    joins_transactions = False
+    """What is sent in a transaction of the caller can be drained before it is committed."""
+
+    def can_drain(self) -> bool:
+        """Whether a drain is allowed now, because of a send: not while a transaction is open whose end the tasks must wait for."""
+        return True
+
+    def before(self) -> Callable[[], object]:
+        """Prepare a call. Return what to do after it."""
+        return lambda: None
+
+    def run_coroutine(self, runner: asyncio.Runner, coroutine: Coroutine[Any, Any, T], context: Context) -> T:
+        return runner.run(coroutine, context=context)
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        """Call `before`, and what it has returned, from asyncio code."""
+        return function()
+
+    async def run_function(self, function: Callable[[], T]) -> T:
+        """Call the function of a task from asyncio code."""
+        return await asyncio.get_running_loop().run_in_executor(None, function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +59,7 @@ class Sandbox:
 
     app: Horsies
     broker: PostgresBroker
+    calls: TaskCalls = field(default_factory=TaskCalls)
 
     @property
     def database_url(self) -> str:
@@ -37,6 +67,8 @@ class Sandbox:
 
 
 _open: list[Sandbox] = []
+finders: list[Callable[[], Sandbox]] = []
+"""Return the sandbox of a framework that creates the test database itself, or raise SandboxError."""
 
 
 @contextmanager
@@ -71,7 +103,7 @@ def _clear(schema: str) -> Op[None]:
 
 def sandbox_of(owner: Horsies | BaseTask[..., Any] | None) -> Sandbox:
     """Return the sandbox of this app, or of the app that defines this task, or the one that was opened last."""
-    for sandbox in reversed(_open):
+    for sandbox in [*reversed(_open), *(find() for find in finders)]:
         owned = sandbox.app.tasks.get(owner.name) if isinstance(owner, BaseTask) else sandbox.app
         if owner is None or owned is owner:
             return sandbox
