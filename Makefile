@@ -20,7 +20,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
+.PHONY: help demo test test-django check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,14 @@ demo: $(ready) ## start an embedded PostgreSQL and a worker, and run tasks of ev
 
 test: $(ready) ## run the tests, in random order and in parallel
 	$(bin)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-django: ## run the tests of Django with its newest release; make test-django PYTHON=python3.12 VERSION='<7'
+	rm -rf .venv-django; "$(PYTHON)" -m venv .venv-django
+	.venv-django/bin/python -c '$(dev_group)' | sed 's/^django$$/django$(VERSION)/' >.venv-django/dev.txt
+	grep -viE '^(django|django-stubs-ext|asgiref|sqlparse)==' constraints.txt >.venv-django/constraints.txt
+	.venv-django/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-django/constraints.txt \
+		--requirement .venv-django/dev.txt --editable '.[dev]'
+	.venv-django/bin/pytest -n $(JOBS) tests/contrib/test_django.py $(ARGS)
 
 check: $(ready) ## check format, lint, types, import layers and budgets
 	$(bin)/ruff format --check
@@ -84,7 +92,7 @@ budgets: $(ready) ## check the limits on size, names and imports of src/
 	@$(bin)/python -m tools.budgets $(ARGS)
 
 clean: ## remove what the other targets created
-	rm -rf .venv benchmarks/.peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
+	rm -rf .venv .venv-django benchmarks/.peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Created from scratch each time, so that it equals the environment of a new clone.

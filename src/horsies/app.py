@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -198,6 +198,12 @@ class Horsies(Registry):
     def is_embedded(self) -> bool:
         """Whether this app uses the embedded PostgreSQL, because no database is configured."""
         return self._configured_database() is None
+
+    @property
+    def child_environment(self) -> Mapping[str, str]:
+        """The variables that the children of a worker get, so that they use the same database."""
+        # The embedded server was found by this process: children that send must not search for it on their own.
+        return {"HORSIES_DATABASE_URL": self.broker.config.database_url} if self.is_embedded else {}
 
     def close(self) -> None:
         """Close the connections of this process. They are opened again if the app is used again."""

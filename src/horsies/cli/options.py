@@ -93,7 +93,7 @@ def app_command(function: Callable[..., Any]) -> Any:
     @all_of(click.argument("app", metavar="APP", required=False), _app_option)
     @wraps(function)
     def run(*args: Any, app: str | None, app_option: str | None, **given: Any) -> Any:
-        locator = _name_app(app, app_option) or os.environ.get("HORSIES_APP")
+        locator = _name_app(app, app_option) or os.environ.get("HORSIES_APP") or _app_of_django()
         if not locator:
             raise click.UsageError("name the APP, such as shop.tasks:app or shop.py:app, or set $HORSIES_APP")
         return function(*args, app=locator, **given)
@@ -117,9 +117,15 @@ def target_command(function: Callable[..., Any], *, argument: bool = True) -> An
             locator = locator or os.environ.get("HORSIES_APP") or None
             urls = [] if locator else [os.environ.get(name) for name in DATABASE_VARIABLES]
             database_url = next(filter(None, urls), None)
+            locator = locator or (None if database_url else _app_of_django())
         return function(*args, app=locator, database_url=database_url, **given)
 
     return run
+
+
+def _app_of_django() -> str | None:
+    """Return the app of a Django project, if the environment names its settings."""
+    return "horsies.contrib.django.project:app" if os.environ.get("DJANGO_SETTINGS_MODULE") else None
 
 
 def _name_app(argument: str | None, option: str | None) -> str | None:

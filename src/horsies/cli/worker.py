@@ -112,7 +112,8 @@ def worker(
         shutdown_timeout_ms=None if shutdown_timeout is None else round(shutdown_timeout * 1000),
         **options,
     )
-    if not reload and start_method_for(config) != "spawn":
+    is_loaded = app.rpartition(":")[0] in sys.modules  # by `manage.py` of Django
+    if not (reload or is_loaded) and start_method_for(config) != "spawn":
         fork_server_early()  # before logging is configured and the app is loaded: it is to know nothing of them
     configure_logging(options["loglevel"], options["log_format"])
     if reload:

@@ -1,1 +1,1 @@
-"""Edges to other systems, each behind an extra: `horsies[prometheus]`, `horsies[otel]`."""
+"""Edges to other systems, each behind an extra: `horsies[prometheus]`, `horsies[otel]`, `horsies[django]`."""

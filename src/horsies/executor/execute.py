@@ -40,7 +40,7 @@ from horsies.tasks.task import (
 from horsies.workflows.inputs import inputs_from_json
 
 PROGRESS_INTERVAL_S = 1.0
-_OUR_FOLDER = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared with the names of files in tracebacks
+_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - compared with the names of files in tracebacks
 
 CallOutcome: TypeAlias = tuple[Any, BaseException | None]
 """What the function returned, or what it raised."""

@@ -8,7 +8,7 @@ harmless. `mask_passwords` looks for secrets inside any text, such as an error m
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
@@ -152,6 +152,21 @@ def masked(url: str) -> str:
     pairs = [pair.partition("=") for pair in query.split("&")]
     query = "&".join(f"{name}{is_}{value if unquote(name) in SHOWN else value and MASK}" for name, is_, value in pairs)
     return f"{url.partition('://')[0]}://{location}{'?' if query else ''}{query}"
+
+
+def unknown_parameters(names: Iterable[str]) -> list[str]:
+    """Return those that are not parameters of libpq, sorted."""
+    from psycopg.pq import Conninfo  # noqa: PLC0415 - as above
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    return sorted(set(names) - known)
+
+
+def make_conninfo(params: Mapping[str, str]) -> str:
+    """Return the connection string with these parameters of libpq."""
+    from psycopg.conninfo import make_conninfo as make  # noqa: PLC0415 - as above
+
+    return make("", **params)
 
 
 def _parse(url: str) -> dict[str, str] | None:

@@ -170,8 +170,7 @@ def _pool_options_for(app: Horsies, config: WorkerConfig) -> PoolOptions:
             tuple(sys.path),
             config.log_format,
         ),
-        # The embedded server was found by this process: children that send must not search for it on their own.
-        env={"HORSIES_DATABASE_URL": app.broker.config.database_url} if app.is_embedded else {},
+        env=app.child_environment,
     )
 
 
@@ -373,6 +372,8 @@ def _prepare(app: Horsies, config: WorkerConfig) -> tuple[WorkerConfig, Horsies]
 
 def locate(app: Horsies) -> str:
     """Find the module that has this app at its top level, for the children; the script itself only if no other module has it."""
+    if app.child_locator is not None:
+        return app.child_locator
     script = sys.modules.get("__main__")  # under multiprocessing it has a second name
     for name, module in sorted(sys.modules.items(), key=lambda item: item[1] is script):
         for attribute, value in list(getattr(module, "__dict__", {}).items()):

@@ -1,0 +1,10 @@
+"""A Django project, for `tests/contrib/test_django*.py`."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
+    execute_from_command_line(sys.argv)

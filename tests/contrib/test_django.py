@@ -1,0 +1,482 @@
+"""horsies in a Django project: that of `django_project`, with its own tests, its commands and its workers as processes."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.fixtures.journey import column, row
+from tests.fixtures.server import DatabaseServer
+from tests.fixtures.workers import READY, Program
+
+pytestmark = pytest.mark.timeout(240)  # each test starts several processes, each of which imports Django
+
+PROJECT = Path(__file__).with_name("django_project")
+QUEUES = {
+    "PROJECT_HORSIES": '{"custom_queues": [{"name": "default"}, {"name": "slow"}]}',
+    "PROJECT_QUEUES": '["default", "slow"]',
+}
+IS_6 = int(version("django").partition(".")[0]) >= 6
+BACKPORT = {"PROJECT_BACKPORT": "1"}
+TASKS = QUEUES | ({} if IS_6 else BACKPORT)
+HAS_TASKS = IS_6 or find_spec("django_tasks") is not None
+
+
+class Project:
+    """The project on one database."""
+
+    def __init__(self, database_url: str) -> None:
+        self.env = {"PROJECT_DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "mysite.settings"}
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None, code: int = 0) -> str:
+        """What a program of Python prints, both streams. It must end with this exit code."""
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=PROJECT,
+            env={**os.environ, **self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def manage(self, *words: str, **options: Any) -> str:
+        return self.run("manage.py", *words, **options)
+
+    def evaluate(self, code: str, *, env: Mapping[str, str] | None = None) -> Any:
+        """Run code in the project, and return what it sets as `found`."""
+        prelude = "import django, json; django.setup()\n"
+        return json.loads(
+            self.run("-c", f"{prelude}{code}\nprint('<found>' + json.dumps(found))", env=env).rpartition("<found>")[2]
+        )
+
+
+@pytest.fixture
+def project(database: str) -> Project:
+    """The project with its tables."""
+    project = Project(database)
+    project.manage("migrate", "--verbosity=0")
+    return project
+
+
+class StartManaged(Protocol):
+    def __call__(
+        self, project: Project | None, *words: str, env: Mapping[str, str] | None = ..., cwd: Path = ...
+    ) -> Program: ...
+
+
+@pytest.fixture
+def managed() -> Generator[StartManaged]:
+    """Start `manage.py horsies worker …` and wait until it is ready."""
+    started: list[Program] = []
+
+    def start(
+        project: Project | None, *words: str, env: Mapping[str, str] | None = None, cwd: Path = PROJECT
+    ) -> Program:
+        worker = Program(
+            "horsies",
+            "worker",
+            *words,
+            env={**(project.env if project else {}), **(env or {})},
+            cwd=cwd,
+            script=cwd / "manage.py",
+        )
+        started.append(worker)
+        worker.wait_for_log(READY, 40)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.close()
+
+
+# -- the tests of the project
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["manage.py", "test"],
+        ["manage.py", "test", "--parallel", "2"],
+        ["-m", "pytest", "-p", "django", "-p", "no:cacheprovider", "-p", "no:randomly", "-q", "check_pytest.py"],
+        ["-m", "pytest", "-p", "django", "-p", "no:cacheprovider", "-q", "-n", "2", "shop/tests.py", "check_pytest.py"],
+    ],
+    ids=["manage.py", "parallel", "pytest", "xdist"],
+)
+def test_the_tests_of_the_project_use_the_test_database_only(
+    words: list[str], project: Project, sql: psycopg.Connection
+) -> None:
+    if words[1] == "pytest" and find_spec("pytest_django") is None:
+        pytest.skip("needs pytest-django")
+    labels = (["shop", "mail"] if HAS_TASKS else ["shop"]) if words[0] == "manage.py" else []
+    ran = project.run(*words, *labels, env=TASKS if HAS_TASKS else QUEUES)
+    assert "FAILED" not in ran.splitlines()[-1], ran
+    assert row(sql, "select count(*) from horsies.all_tasks") == (0,)
+    assert row(sql, "select count(*) from shop_order") == (0,)
+    # Neither the runner nor we have left a connection or a database.
+    name = row(sql, "select current_database()")[0]
+    assert column(sql, "select datname from pg_database where starts_with(datname, %s)", f"test_{name}") == []
+
+
+@pytest.mark.skipif(not (IS_6 and find_spec("django_tasks")), reason="needs Django 6 and django-tasks")
+def test_the_backport_works_with_django_6(project: Project) -> None:
+    project.manage("test", "mail", env={**QUEUES, **BACKPORT})
+
+
+def test_a_test_without_a_database_reaches_none(project: Project, sql: psycopg.Connection) -> None:
+    """The runner creates no test database then, so the settings name the real one."""
+    project.manage("test", "shop.tests.WithoutADatabase")
+    assert row(sql, "select count(*) from horsies.all_tasks") == (0,)
+
+
+# -- commands
+
+
+def test_migrate_creates_the_schema_and_check_finds_it_missing(empty_database: str, server: DatabaseServer) -> None:
+    project = Project(empty_database)
+    assert "horsies.W007" in project.manage("check", "--database", "default")
+    assert "Applied to the schema 'horsies' of horsies" in project.manage("migrate")
+    assert "horsies.W" not in project.manage("check", "--database", "default")
+    assert "Applied to the schema" not in project.manage("migrate")
+
+
+def test_migrate_leaves_it_alone_if_that_is_configured(empty_database: str) -> None:
+    project = Project(empty_database)
+    env = {"PROJECT_HORSIES": '{"migrate": false}'}
+    assert "Applied to the schema" not in project.manage("migrate", env=env)
+    assert "does not exist" in project.manage("check", "--database", "default", env=env)
+
+
+def test_every_command_knows_the_project(project: Project) -> None:
+    assert "NO_WORKERS" in project.manage("horsies", "status")
+    assert json.loads(project.manage("horsies", "tasks", "list", "--json", "--settings=mysite.settings"))["tasks"] == []
+    assert "Usage: manage.py horsies" in project.manage("horsies", "--help")
+    assert "NO_WORKERS" in project.run("-m", "horsies", "status")
+    called = "from django.core.management import call_command; call_command('horsies', 'queues', 'list')"
+    assert "default" in project.run("-c", f"import django; django.setup(); {called}")
+
+
+def test_makemigrations_finds_nothing(project: Project) -> None:
+    assert "No changes detected" in project.manage("makemigrations", "--check")
+
+
+# -- workers
+
+PLACE = """
+from django.db import transaction
+from shop.models import Order
+from shop.tasks import aconfirm, confirm, describe
+with transaction.atomic():
+    order = Order.objects.create(item="saddle")
+    early, described = order.confirm(), describe.send()
+    assert early.status() is None, "it is committed with the order"
+try:
+    with transaction.atomic():
+        undone = confirm.send(order.pk)
+        out = confirm.with_options(connection=None).send(order.pk)
+        raise LookupError
+except LookupError:
+    pass
+found = [early.get(timeout_ms=20_000).unwrap(), undone.get(timeout_ms=0).err.error_code, out.get(timeout_ms=20_000).unwrap()]
+found += [aconfirm.send(order.pk).get(timeout_ms=20_000).unwrap(), described.get(timeout_ms=20_000).unwrap()[0]]
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_a_worker_sets_django_up(method: str, project: Project, managed: StartManaged) -> None:
+    concurrency = "2" if method == "spawn" else "1"
+    managed(project, "--processes=1", f"--start-method={method}", f"--concurrency={concurrency}")
+    assert project.evaluate(PLACE) == ["saddle", "TASK_NOT_FOUND", "saddle", 1, "True"]
+
+
+def test_a_worker_without_manage_py(project: Project) -> None:
+    worker = Program("worker", "--processes=1", env=project.env, cwd=PROJECT)
+    try:
+        worker.wait_for_log(READY, 40)
+        assert project.evaluate(PLACE)[0] == "saddle"
+        assert worker.terminate() == 0
+    finally:
+        worker.close()
+
+
+ASYNC_VIEW = """
+import asyncio
+from asgiref.sync import sync_to_async, async_to_sync
+from django.db import transaction
+from shop.models import Order
+from shop.tasks import confirm
+def blocking():
+    with transaction.atomic():
+        inside = async_to_sync(confirm.send_async)(1)
+        assert inside.status() is None
+        raise LookupError
+async def view():
+    order = await Order.objects.acreate(item="saddle")
+    alone = await confirm.send_async(order.pk)
+    assert await alone.status_async() == "PENDING"
+    try:
+        await sync_to_async(blocking)()
+    except LookupError:
+        pass
+asyncio.run(view())
+from horsies.contrib.django import app
+found = len(app.ops.list_tasks().tasks)
+"""
+
+
+def test_sends_of_asyncio_code(project: Project) -> None:
+    assert project.evaluate(ASYNC_VIEW) == 1
+
+
+WORKFLOW = """
+from django.db import transaction
+from horsies.contrib.django import app
+from shop.tasks import place
+node = place.node()("a")
+spec = app.workflow("placing", [node])
+try:
+    with transaction.atomic():
+        spec.start()
+        raise LookupError
+except LookupError:
+    pass
+found = [len(app.ops.list_tasks().tasks)]
+with transaction.atomic():
+    spec.start()
+found.append(len(app.ops.list_tasks().tasks))
+"""
+
+
+def test_a_workflow_starts_with_the_transaction(project: Project) -> None:
+    assert project.evaluate(WORKFLOW) == [0, 1]
+
+
+# -- connections
+
+PIDS = """
+from shop.tasks import {task} as task
+results = [task.send().get(timeout_ms=20_000) for _ in range({count})]
+found = [result.ok for result in results]
+"""
+
+
+@pytest.mark.parametrize("concurrency", ["1", "2"])
+@pytest.mark.parametrize("has_checks", [False, True], ids=["unchecked", "checked"])
+def test_a_lost_connection_costs_one_task_at_most(
+    concurrency: str,
+    has_checks: bool,  # noqa: FBT001 - a parameter of the test
+    project: Project,
+    managed: StartManaged,
+    sql: psycopg.Connection,
+) -> None:
+    settings = {"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": has_checks})}
+    # One task at a time, so that its thread is the same.
+    managed(project, "--processes=1", f"--concurrency={concurrency}", "--max-claim-per-worker=1", env=settings)
+    before = set(project.evaluate(PIDS.format(task="backend_pid", count=4)))
+    assert len(before) <= int(concurrency), "the connection is kept"
+    for pid in before:
+        assert row(sql, "select pg_terminate_backend(%s, 5000)", pid) == (True,)
+    after = project.evaluate(PIDS.format(task="backend_pid", count=6))
+    assert after.count(None) <= (0 if has_checks else len(before))
+    assert None not in after[-2:]
+    assert before.isdisjoint(after)
+
+
+def test_an_async_task_has_a_connection_of_its_own(
+    project: Project, managed: StartManaged, sql: psycopg.Connection
+) -> None:
+    settings = {"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True})}
+    managed(project, "--processes=1", "--concurrency=2", env=settings)
+    pids = project.evaluate(PIDS.format(task="abackend_pid", count=3))
+    assert all(first == second for first, second in pids)
+    open_ = column(sql, "select pid from pg_stat_activity where datname = current_database()")
+    assert not {first for first, _ in pids} & set(open_)
+
+
+LEFT_OPEN = """
+from shop.models import Order
+from shop.tasks import leave_open, place
+leave_open.send("lost").get(timeout_ms=20_000).unwrap()
+place.send("kept").get(timeout_ms=20_000).unwrap()
+found = sorted(Order.objects.values_list("item", flat=True))
+"""
+
+
+def test_a_transaction_that_a_task_leaves_open_does_not_swallow_the_next_one(
+    project: Project, managed: StartManaged
+) -> None:
+    managed(project, "--processes=1", env={"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None})})
+    assert project.evaluate(LEFT_OPEN) == ["kept"]
+
+
+# -- settings
+
+
+def problems(project: Project, **env: object) -> str:
+    return project.manage("check", env={name: json.dumps(value) for name, value in env.items()}, code=1)
+
+
+def test_all_problems_of_the_settings_are_reported_together(project: Project) -> None:
+    wrong = {
+        "database": "other",
+        "DATABASE_URL": "x",
+        "KEEP_LOGS": True,
+        "modules": "shop",
+        "pool_max_size": 0,
+        "recovery": {"grace_ms": -1, "unknown": 1},
+        "custom_queues": [{"name": "a b"}],
+        "prefetch_buffer": -1,
+    }
+    # A module of the project that imports the app fails with the same message, so no other check is run.
+    found = problems(project, PROJECT_HORSIES=wrong)
+    for part in (
+        "settings.HORSIES has 8 problems",
+        "database is 'other'; name one of DATABASES: 'default'",
+        "there is no option 'DATABASE_URL'; horsies uses the database of DATABASES",
+        "there is no option 'KEEP_LOGS'; write 'keep_logs'",
+        "modules is a list",
+        "pool_max_size is 0",
+        "unexpected keyword argument 'unknown'",
+        "'a b' is not a queue name",
+        "prefetch_buffer",
+    ):
+        assert part in found
+
+
+def test_databases_that_horsies_cannot_use(project: Project) -> None:
+    sqlite = {"ENGINE": "django.db.backends.sqlite3"}
+    assert "'django.db.backends.sqlite3', and horsies needs PostgreSQL" in problems(project, PROJECT_DATABASE=sqlite)
+    options = {"OPTIONS": {"sslmode": "prefer", "statement_timeout": 5, "another": 1}}
+    found = problems(project, PROJECT_DATABASE=options)
+    assert "its OPTIONS have 'another', 'statement_timeout', which libpq does not know" in found
+
+
+def test_hints_about_connections(project: Project) -> None:
+    kept = {"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": 60})}
+    assert "horsies.W004" in project.manage("check", env=kept)
+    pooler = {"PROJECT_DATABASE": json.dumps({"PORT": "6432"})}
+    assert "horsies.W005" in project.manage("check", env=pooler)
+    direct = pooler | {"PROJECT_HORSIES": json.dumps({"listen_url": "postgresql://localhost/direct"})}
+    assert "horsies.W" not in project.manage("check", env=direct)
+
+
+CONVERT = """
+from django.db import connections
+from horsies.contrib.django.configuration import postgres_config
+found = []
+for changes in json.loads(os.environ["CASES"]):
+    connections.settings["default"].update(changes)
+    found.append(postgres_config("default", {}).conninfo)
+"""
+
+
+def test_all_settings_of_a_database_are_followed(project: Project) -> None:
+    base: dict[str, Any] = {"NAME": "shop", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {}}
+    cases: list[dict[str, Any]] = [
+        base,
+        {**base, "USER": "alice", "PASSWORD": "it's a 'secret'", "HOST": "db.example", "PORT": 5433},
+        {**base, "HOST": "/var/run/postgresql"},
+        {**base, "NAME": None},
+        {**base, "NAME": "", "OPTIONS": {"service": "shop"}},
+        {**base, "OPTIONS": {"sslmode": "verify-full", "sslrootcert": "/ca.pem", "options": "-c x.y=1", "pool": True}},
+        {**base, "OPTIONS": {"assume_role": "web app", "isolation_level": 3, "server_side_binding": True}},
+    ]
+    found = project.evaluate(f"import os\n{CONVERT}", env={"CASES": json.dumps(cases)})
+    assert found == [
+        "dbname=shop",
+        r"dbname=shop user=alice password='it\'s a \'secret\'' host=db.example port=5433",
+        "dbname=shop host=/var/run/postgresql",
+        "dbname=postgres",
+        "service=shop",
+        "sslmode=verify-full sslrootcert=/ca.pem options='-c x.y=1' dbname=shop",
+        r"dbname=shop options='-c role=web\\ app'",
+    ]
+
+
+# -- django.tasks
+
+
+@pytest.mark.skipif(not HAS_TASKS, reason="needs Django 6 or django-tasks")
+def test_a_task_that_workers_do_not_import_is_refused(project: Project) -> None:
+    code = "import hidden\ntry:\n    hidden.lost.enqueue()\nexcept Exception as error:\n    found = str(error)"
+    env = TASKS
+    assert "workers do not import hidden" in project.evaluate(code, env=env)
+    listed = {"PROJECT_HORSIES": '{"modules": ["hidden"]}', "PROJECT_QUEUES": '["default"]'}
+    code = "import hidden\nfound = hidden.lost.enqueue().status"
+    assert project.evaluate(code, env=env | listed) == "READY"
+
+
+def test_django_is_not_imported_by_horsies() -> None:
+    names = "[name for name in sys.modules if name.partition('.')[0] == 'django' or '.contrib' in name]"
+    code = f"import sys, horsies, horsies.cli.worker, horsies.worker.run; print({names})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- the page
+
+STEP = re.compile(
+    r"(?:In|Create) `(?P<file>[\w/.]+)`.*?```python\n(?P<code>.*?)```|```console\n(?P<commands>.*?)```", re.DOTALL
+)
+COMMAND = re.compile(r"^\$ (.*)\n((?:[^$].*\n)*)", re.MULTILINE)
+MAX_STEPS = 8
+
+
+def steps_of(section: str) -> list[tuple[str, str]]:
+    """Each edit (a file, and what to add) and each command (with what it prints)."""
+    found: list[tuple[str, str]] = []
+    for step in STEP.finditer(section):
+        found += [(step["file"], step["code"])] if step["file"] else COMMAND.findall(step["commands"])
+    return found
+
+
+def test_the_page_leads_from_nothing_to_a_task_that_ran(
+    server: DatabaseServer, tmp_path: Path, managed: StartManaged
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "django.md").read_text()
+    section = page.partition("## A new project\n")[2].partition("\n## ")[0]
+    steps = steps_of(section)
+    assert 0 < len(steps) <= MAX_STEPS, steps
+    assert not re.search(r"\w+://", section), "nothing about URLs of databases"
+    params = {name: str(value) for name, value in conninfo_to_dict(server.url("mysite")).items()}
+    env = {f"PG{name.upper()}": params[name] for name in ("host", "port", "user", "password") if name in params}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    server.drop("mysite")
+    printed, worker = "", None
+    for step, content in steps:
+        if step.startswith("pip install "):
+            continue  # this environment has it
+        if step == "createdb mysite":  # its program is not in every environment
+            server.admin.execute("create database mysite")
+        elif step.endswith("horsies worker"):
+            worker = managed(None, env=env, cwd=tmp_path)
+        elif " " not in step:
+            with (tmp_path / step).open("a") as file:
+                file.write(content)
+        else:
+            words = shlex.split(step)
+            ran = subprocess.run(
+                words, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
+            )
+            assert ran.returncode == 0, ran.stderr
+            assert content in ran.stdout
+            printed = content
+    assert printed == "Hello, Ann!\n", "the last step shows the result of the task"
+    assert worker is not None
+    worker.close()
+    server.drop("mysite")
