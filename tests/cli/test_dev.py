@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from horsies import Horsies, TaskError, TaskResult
 from horsies.cli.main import main
 from horsies.embedded.server import EmbeddedServer
+from tests.fixtures.web import fetch
 from tests.fixtures.workers import READY, Program
 
 PATIENCE_S = 20.0
@@ -92,6 +93,8 @@ def test_edited_code_runs_until_ctrl_c_and_nothing_is_left(start: Start, project
     url = running.wait_for_log(r"dev +\| .*using database (\S+)", PATIENCE_S)[1]
     assert running.wait_for_log(r"dev +\| .*watching (.*)")[1] == str(project)
     running.wait_for_log(rf"worker +\| .*{READY}", PATIENCE_S)
+    port = running.wait_for_log(r"^web +\| .*the dashboard is at http://127.0.0.1:(\d+)/$", PATIENCE_S)[1]
+    assert "Overview" in fetch(int(port), "/").text
     producer = Producer(url)
     assert producer.greet() == "hello Ada"
     running.wait_for_log(r"^worker +\| .*\[task=\S+ name=greet attempt=1 queue=default\] greeting$")

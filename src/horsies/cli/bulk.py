@@ -9,7 +9,7 @@ from types import FrameType
 import click
 
 from horsies.cli.options import confirm
-from horsies.cli.output import show_json
+from horsies.cli.output import plural, show_json
 from horsies.ops.api import Ops
 from horsies.ops.bulk import BulkAction, BulkProgress
 
@@ -19,7 +19,7 @@ def run_bulk(
 ) -> None:
     """Run the action after confirmation, and print the count of each outcome, as `words` calls it."""
     total = ops.count_tasks(action.filters)
-    tasks = "1 task" if total == 1 else f"{total} tasks"
+    tasks = plural(total, "task")
     done, is_complete = BulkProgress(0, {}), True
     if total and not dry_run:
         confirm(f"{verb} {tasks}?", yes=yes)

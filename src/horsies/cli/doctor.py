@@ -19,7 +19,7 @@ from horsies.cli.options import (
     report_errors,
     target_command,
 )
-from horsies.cli.output import Column, show_json, show_lines, show_table, terminal_size, wide_option, wrap
+from horsies.cli.output import Column, plural, show_json, show_lines, show_table, terminal_size, wide_option, wrap
 from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.inventory import take_inventory
@@ -163,9 +163,7 @@ def _show_report(report: Report) -> None:
         click.echo(f"not checked, because of the above: {', '.join(skipped)}")
     counts = Counter(finding.severity for finding in report.findings)
     words = [
-        f"{count} {severity.word}{'' if count == 1 else 's'}"
-        for severity in (Severity.ERROR, Severity.WARNING)
-        if (count := counts[severity])
+        plural(count, severity.word) for severity in (Severity.ERROR, Severity.WARNING) if (count := counts[severity])
     ]
     click.echo(", ".join(words) or "no problems found")
 

@@ -17,7 +17,7 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
+from horsies.cli.output import Column, echo, plural, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.status import TaskStatus
 from horsies.ops.statistics import MAX_GROUPS, MAX_MINUTES, ErrorGroup
 from horsies.tasks.control import RetryOutcome
@@ -134,7 +134,8 @@ def show(target: Horsies, *, group_id: str, since: TimeParameter, as_json: bool)
     show_table(columns, rows, empty="none of these tasks is still FAILED: they were retried or deleted")
     if error:
         echo(f"\nerror of {group.example_id}:\n{error.message}")
-        echo(f"\n{traceback.rstrip()}" if traceback else "")
+        if traceback:
+            echo(f"\n{traceback.rstrip()}")
     echo(f"\nretry all of them: horsies errors retry {group.id}")
 
 
@@ -158,7 +159,7 @@ def retry(target: Horsies, *, group_id: str, since: TimeParameter, force: bool, 
     now = target.ops.read_clock()
     group = _find_group(target, group_id, since, now)
     if not flags["as_json"]:
-        words = f"{_count(group)} failures, the last one {to_age(group.last_at, now)} ago"
+        words = f"{plural(_count(group), 'failure')}, the last one {to_age(group.last_at, now)} ago"
         echo(f"{group.task_name}: {group.error_code}: {group.message} ({words})", err=True)
     action = target.ops.retry_matching(_filter_for(group, since, now), force=force)
     run_bulk(target.ops, action, verb="retry", words={each.name: each.value for each in RetryOutcome}, **flags)

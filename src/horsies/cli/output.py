@@ -73,6 +73,11 @@ class Column:
 # -- text that is safe to print
 
 
+def plural(count: object, noun: str) -> str:
+    """`1 task`, `3 tasks`, `100+ tasks`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str, *, lines: bool = False) -> str:
     """Replace characters that a terminal would obey, or that are invisible, by their escapes. With `lines`, line ends and tabs stay."""
     return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub(_escape, text)

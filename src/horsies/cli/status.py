@@ -4,6 +4,7 @@ The findings of the doctor's quick checks come first, then what they are based o
 has shorter versions, and the parts that matter least are shortened first. In a pipe, and with `--wide`, everything is printed.
 """
 
+import shlex
 import threading
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from horsies.cli.output import (
     Column,
     counts_text,
     cut,
+    plural,
     printable,
     show_json,
     show_lines,
@@ -435,7 +437,7 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
     return [
         lines,
         few,
-        [_fact("failing tasks", f"{groups} failures in the last hour: horsies errors")],
+        [_fact("failing tasks", f"{plural(groups, 'failure')} in the last hour: horsies errors")],
     ]
 
 
@@ -460,7 +462,9 @@ def _dead_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
     count = len(snapshot.dead_workers)
     held = sum(worker.tasks_held for worker in snapshot.dead_workers)
     more = "+" if count == TOP else ""
-    short = _fact("dead workers", f"{count}{more} in the last day, with {held} tasks: horsies workers list --dead")
+    short = _fact(
+        "dead workers", f"{count}{more} in the last day, with {plural(held, 'task')}: horsies workers list --dead"
+    )
     return [dead_worker_table(snapshot.dead_workers, snapshot.now, width), [short], []]
 
 
@@ -474,7 +478,7 @@ def _schedule_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
         for line in wrap(
             "               ",
             f"{info.name}: {info.failures_in_a_row} failed in a row, {info.last_error_code or info.last_status}; "
-            f"see `horsies schedules show {info.name}`",
+            f"see `horsies schedules show {shlex.quote(info.name)}`",
             width,
         )
     ]
@@ -492,7 +496,7 @@ def _unknown(snapshot: Snapshot, width: int) -> Iterator[Text]:
     for tasks in snapshot.unknown:
         why = "no worker can read the arguments of" if tasks.is_refused else "no worker knows"
         count = f"{tasks.count}{'+' if tasks.count >= MAX_COUNTED else ''}"
-        words = f"{count} wait for {to_age(tasks.since, snapshot.now)}: {why} {to_text(tasks.task_name)}"
+        words = f"{count} {'waits' if tasks.count == 1 else 'wait'} for {to_age(tasks.since, snapshot.now)}: {why} {to_text(tasks.task_name)}"
         yield _fact("unknown", cut(words, max(20, width - 15)))
 
 

@@ -283,6 +283,7 @@ def _serve(application: Any, options: dict[str, Any], *, has_authentication: boo
         lifespan="on",
         root_path=options["root_path"].rstrip("/"),
         log_config=None,
+        log_level="warning",
         access_log=False,
         proxy_headers=False,  # the dashboard does that, and it must know the address of the proxy
         server_header=False,
