@@ -339,7 +339,8 @@ class Job:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.outcomes.items())
-        parts = [f"{self.selected:,} tasks selected" if self.selected else "no task matches", counts]
+        selected = f"{self.selected:,} task{'' if self.selected == 1 else 's'} selected"
+        parts = [selected if self.selected else "no task matches", counts]
         parts += ["stopped"] if self.state == "stopped" else []
         return "; ".join(filter(None, [*parts, self.problem]))
 
