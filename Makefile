@@ -20,7 +20,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-django check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises walk budgets clean
+.PHONY: help demo test test-django check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ chaos: $(ready) ## inject faults for ten minutes and check that nothing was lost
 
 promises: $(ready) ## list which promises of the specification have tests
 	@$(bin)/python tests/promises.py $(if $(SPEC),"$(SPEC)")
+
+screenshots: $(ready) ## make the screenshots of docs/dashboard.md, with Chromium; ARGS="overview phone" makes some of them
+	@$(bin)/python -m tools.screenshots $(ARGS)
 
 walk: $(ready) ## trace the files and functions that one task passes through; ARGS=--write updates docs/architecture.md
 	@$(bin)/python -m tools.walk $(ARGS)
