@@ -1,17 +1,18 @@
 # `make` lists the targets. The environment is created when it is needed, and again when its inputs change.
 
 # PYTHON: the interpreter of the environment. JOBS: the number of test processes; the tests wait about as long as they compute. ARGS: more arguments for the tool of a
-# target. SPEC: a claims file for `make promises`, which then lists the claims without a test.
+# target. SPEC: a claims file for `make promises`, which then lists the claims without a test. VERSIONS: a folder for `make docs`, which then keeps each version there.
 PYTHON ?= python3
 JOBS   ?= 3
 ARGS   ?=
 SPEC   ?=
+VERSIONS ?=
 
 # The environment's own interpreter may be the one on the PATH, so ask for the one below it.
 python_version := $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 base_python    := import sys; print(getattr(sys, "_base_executable", None) or sys.executable)
 new_enough     := import sys; sys.exit(sys.version_info < (3, 11))
-dev_group      := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
+dev_groups     := import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; print(*groups["dev"], *groups["docs"], sep="\n")
 
 # The tests start thousands of interpreters, which would otherwise all compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +21,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-django check format cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
+.PHONY: help demo test test-django check format docs cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +52,9 @@ check: $(ready) ## check format, lint, types, import layers and budgets
 format: $(ready) ## format the code and apply automatic fixes
 	$(bin)/ruff format
 	$(bin)/ruff check --fix
+
+docs: $(ready) ## build the documentation site in build/docs, without a warning; VERSIONS=folder adds it to a folder of all versions
+	@$(bin)/python -m tools.docs $(VERSIONS)
 
 cover: $(ready) ## run the tests and list the lines they do not cover
 	$(bin)/coverage erase
@@ -99,7 +103,7 @@ clean: ## remove what the other targets created
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Created from scratch each time, so that it equals the environment of a new clone.
-# The dev group is installed from a file because pip supports dependency groups only since 25.1.
+# The groups are installed from a file because pip supports dependency groups only since 25.1.
 $(ready): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo 'make: no interpreter "$(PYTHON)"; choose one with PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c '$(new_enough)' || { echo 'make: horsies needs Python 3.11 or newer, and "$(PYTHON)" is $(python_version); choose another with PYTHON=python3.12' >&2; exit 1; }
@@ -112,6 +116,6 @@ $(ready): pyproject.toml constraints.txt
 		"$$base" -m venv .venv; \
 		install='$(bin)/python -m pip install --quiet --disable-pip-version-check'; \
 	fi; \
-	$(bin)/python -c '$(dev_group)' >.venv/dev.txt; \
+	$(bin)/python -c '$(dev_groups)' >.venv/dev.txt; \
 	PIP_CONSTRAINT=constraints.txt $$install --constraint constraints.txt --requirement .venv/dev.txt --editable '.[dev]'
 	@touch $@

@@ -112,6 +112,7 @@ class EndedTotals:
 
     @property
     def ended(self) -> int:
+        """How many tasks ended, in whatever way."""
         return self.completed + self.failed + self.cancelled + self.expired
 
 

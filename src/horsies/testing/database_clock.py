@@ -56,6 +56,7 @@ class Clock:
 
 
 clock = Clock()
+"""The clock of the open sandbox."""
 
 
 def _move_times(step: timedelta, schema: str) -> Op[None]:

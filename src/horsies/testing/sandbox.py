@@ -63,6 +63,7 @@ class Sandbox:
 
     @property
     def database_url(self) -> str:
+        """The URL of the temporary database."""
         return self.broker.config.database_url
 
 
