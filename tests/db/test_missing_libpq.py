@@ -27,8 +27,9 @@ def run(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_command_prints_one_line_that_says_what_to_install(env: dict[str, str]) -> None:
-    found = run(str(Path(sys.executable).parent / "horsies"), "status", env=env)
+@pytest.mark.parametrize("command", [[str(Path(sys.executable).parent / "horsies")], [sys.executable, "-m", "horsies"]])
+def test_the_command_prints_one_line_that_says_what_to_install(env: dict[str, str], command: list[str]) -> None:
+    found = run(*command, "status", env=env)
     assert (found.returncode, found.stdout) == (1, "")
     assert found.stderr.startswith("Error: psycopg finds no libpq")
     assert found.stderr.count("\n") == 1

@@ -11,10 +11,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from horsies import AppConfig, Horsies, NotPermittedError
+from horsies import AppConfig, Horsies, NotPermittedError, RetentionConfig
 from horsies.db.broker import PostgresBroker
+from horsies.db.dedicated import DedicatedConnection
 from horsies.doctor.findings import CheckContext, FindingCode
 from horsies.doctor.run import run_doctor
+from horsies.maintenance.isolate import FailedRows
+from horsies.maintenance.minutes import roll_up_minutes
+from horsies.maintenance.retention import delete_unused_keys, retention_duties
 from horsies.model.config import PostgresConfig
 from horsies.web import dashboard
 from tests.fixtures.apps import load_fresh
@@ -73,6 +77,29 @@ def test_producers_and_workers_can_do_everything(roles: Roles, capsys: pytest.Ca
     assert "is ready on queues" in logs
     assert "denied" not in logs
     assert "InsufficientPrivilege" not in logs
+
+
+def test_workers_can_apply_retention_and_compute_statistics(roles: Roles) -> None:
+    fill(roles.database, hostile=False)
+    connection = DedicatedConnection(PostgresConfig(database_url=roles.url("worker")), "test")
+    with closing(connection), psycopg.connect(roles.database, autocommit=True) as sql:
+        sql.execute("update horsies.finished set finished_at = finished_at - interval '40 days'")
+        sql.execute("update horsies.workflows set finished_at = finished_at - interval '40 days'")
+        sql.execute("update horsies.worker_states set snapshot_at = snapshot_at - interval '40 days'")
+        connection.run(roll_up_minutes())
+        deleted = {
+            name: connection.run(duty()).count
+            for name, duty in retention_duties("horsies", RetentionConfig(), FailedRows()).items()
+        }
+        connection.run(delete_unused_keys())
+        assert sql.execute("select count(*) from horsies.finished").fetchone() == (0,)
+    assert {name for name, count in deleted.items() if count} >= {"finished tasks", "workflows", "worker states"}
+
+
+def test_workers_that_are_members_of_the_owner_create_and_drop_partitions(roles: Roles, server: DatabaseServer) -> None:
+    assert FindingCode.PARTITION_PRIVILEGE_MISSING in findings(roles, "worker")
+    server.admin.execute(f"grant {roles.prefix}owner to {roles.prefix}worker".encode())
+    assert FindingCode.PARTITION_PRIVILEGE_MISSING not in findings(roles, "worker")
 
 
 def findings(roles: Roles, role: str) -> set[FindingCode]:

@@ -12,6 +12,7 @@ except ImportError as error:
         "psycopg finds no libpq, the client library of PostgreSQL: "
         'run `pip install "horsies[binary]"`, or install libpq (the package libpq5 of Debian and Ubuntu, libpq of others)'
     )
-    if PurePath(sys.argv[0]).name == "horsies":  # the command; programs get the exception
+    # The command, also as `python -m horsies`. Programs get the exception.
+    if PurePath(sys.argv[0]).name == "horsies" or sys.orig_argv[1:3] == ["-m", "horsies"]:
         raise SystemExit(f"Error: {_MESSAGE}") from None
     raise ImportError(_MESSAGE) from error
