@@ -552,3 +552,56 @@ def test_a_task_may_be_named_by_a_keyword(app: Horsies) -> None:
         app.task("a", task_name="b")
     with pytest.raises(TaskDefinitionError, match="a task needs an explicit name"):
         app.task()
+
+
+class Shop:
+    """Its methods cannot be tasks."""
+
+    def sell(self) -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    @classmethod
+    def open(cls) -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    @staticmethod
+    def close() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Shop.sell, Shop().sell, Shop.open, Shop.close, vars(Shop)["open"], vars(Shop)["close"]],
+    ids=["function", "bound", "class method", "static", "classmethod object", "staticmethod object"],
+)
+def test_a_method_is_refused_with_what_to_write(method: Any) -> None:
+    app = Horsies()
+    with pytest.raises(TaskDefinitionError, match=r"Shop\.\w+ belongs to a class; write a function outside of it"):
+        app.task("sell")(method)
+    assert app.tasks == {}
+
+
+def test_a_generator_function_is_refused_with_what_to_write() -> None:
+    app = Horsies()
+
+    def count() -> Any:
+        yield TaskResult(ok=1)
+
+    async def count_async() -> Any:
+        yield TaskResult(ok=1)
+
+    for function in (count, count_async):
+        with pytest.raises(TaskDefinitionError, match=r"is a generator function.*return a list.*progress"):
+            app.task("count")(function)
+
+
+def test_a_task_without_a_name_is_told_which_to_write() -> None:
+    app: Any = Horsies()
+
+    def resize() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    with pytest.raises(TaskDefinitionError, match=r'write @app\.task\("resize"\)'):
+        app.task(resize)
+    with pytest.raises(TaskDefinitionError, match=r"write @app\.task\("):
+        app.task()

@@ -36,7 +36,7 @@ from horsies.model.errors import (
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
-from horsies.model.result import Err, Ok, Result, TaskError, TaskResult, UnwrapError, is_err, is_ok
+from horsies.model.result import Err, Ok, Result, TaskError, TaskFailure, TaskResult, UnwrapError, is_err, is_ok
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.schedule import (
     CronSchedule,
@@ -133,6 +133,7 @@ __all__ = [
     "TaskCancelledError",
     "TaskDefinitionError",
     "TaskError",
+    "TaskFailure",
     "TaskHandle",
     "TaskInfo",
     "TaskNode",

@@ -19,7 +19,7 @@ from horsies.model.app_check import (
     KnownTask,
     KnownWorkflow,
 )
-from horsies.model.errors import ConfigError, WorkflowDefinitionError
+from horsies.model.errors import ConfigError, TaskDefinitionError, WorkflowDefinitionError
 from horsies.schedules.sync import declared_schedules
 from horsies.tasks.nodes import TaskNode
 from horsies.tasks.task import BaseTask
@@ -53,6 +53,11 @@ def take_inventory(app: Horsies, name: str) -> Inventory:
     """Import the task modules of an app, and list its contents and problems. Problems refer to the app by `name`."""
     problems: list[str] = []
     modules = import_tasks(app, name, on_error=lambda error: problems.append(str(error)))
+    for task in app.tasks.values():
+        try:
+            _ = task.options  # what its on_failure names is looked up
+        except TaskDefinitionError as error:
+            problems.append(str(error))
     counts = Counter(task.queue_name for task in app.tasks.values())
     return Inventory(
         modules=modules,
@@ -76,6 +81,7 @@ def _known_task(task: BaseTask[..., Any]) -> KnownTask:
         retry_for=[*policy.codes, *(error.__name__ for error in policy.exceptions)] if policy else [],
         timeout_ms=task.timeout_ms,
         is_async=task.is_async,
+        on_failure=task.on_failure.name if isinstance(task.on_failure, BaseTask) else task.on_failure,
         function=_qualified_name(task.function),
     )
 

@@ -19,7 +19,7 @@ from horsies.model.errors import TaskDefinitionError
 from horsies.model.graph import OnError
 from horsies.model.other_queues import APP_NAMES, TASK_OPTIONS, explain_missing, explain_options
 from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
-from horsies.model.result import TaskError, TaskResult
+from horsies.model.result import TaskError, TaskFailure, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.signature import is_coroutine_function, ok_type
 from horsies.model.validation import instance_problems, number_problems
@@ -47,6 +47,14 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, TaskResult[T, TaskError]]]) -> AsyncTask[P, T]: ...
     @overload
     def __call__(self, function: Callable[P, TaskResult[T, TaskError]]) -> Task[P, T]: ...
+
+
+class FailureTask(Protocol):
+    """A task that can be called with a failure alone."""
+
+    name: str
+
+    def __call__(self, failure: TaskFailure, /) -> Any: ...
 
 
 class Registry:
@@ -108,6 +116,7 @@ class Registry:
         aliases: Sequence[str] = (),
         sensitive: bool = False,
         keep_logs: bool | None = None,
+        on_failure: str | FailureTask | None = None,
     ) -> TaskDecorator:
         """Make a function a task. Its return annotation must be `TaskResult[T, TaskError]`. `task_name` is another way to give the name.
 
@@ -117,18 +126,25 @@ class Registry:
 
         `sensitive` hides the arguments, results and errors of the task in the CLI, in the dashboard and in logs. `keep_logs` stores what the task logs with
         its attempts; the default is that of the app, `AppConfig.keep_logs`.
+
+        `on_failure` is a task, or its name, that is enqueued with a `TaskFailure` in the transaction in which this one finally fails.
         """
         if name and task_name:
             raise TaskDefinitionError(f"a task has one name: give {name!r} or task_name={task_name!r}, not both")
         name = name or task_name
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance] - `@app.task` without a call
-            raise TaskDefinitionError('a task needs an explicit name: write @app.task("resize")')
+            suggested = getattr(name, "__name__", "resize")
+            raise TaskDefinitionError(
+                f'a task needs an explicit name, under which the database stores it: write @app.task("{suggested}")'
+            )
         mapper, code = exception_mapper, default_unhandled_error_code
         if problems := list(_task_problems(name, timeout_ms, retry_policy, aliases, mapper, code)):
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
         flags = {"sensitive": sensitive, "keep_logs": self.config.keep_logs if keep_logs is None else keep_logs}
         if problems := [each for flag in flags.items() for each in instance_problems(*flag, bool, "True")]:
             raise TaskDefinitionError(f"task {name!r}: {'; '.join(problems)}")
+        if on_failure is not None and (not isinstance(on_failure, str | BaseTask) or on_failure == ""):
+            raise TaskDefinitionError(f"task {name!r}: on_failure is {on_failure!r}; give a task, or the name of one")
         error_codes = ErrorCodes(
             of_task=ExceptionMap(mapper),
             of_app=ExceptionMap(self.config.exception_mapper),
@@ -136,6 +152,7 @@ class Registry:
         )
 
         def decorate(function: Callable[..., Any]) -> BaseTask[..., Any]:
+            _check_function(name, function)
             self._check_not_defined(name, function)
             self._check_aliases(name, aliases)
             arguments_size = PayloadSizeCheck(f"the arguments of task {name!r}", self.config.payload_limits)
@@ -151,6 +168,7 @@ class Registry:
                 error_codes=error_codes,
                 retry_policy=retry_policy,
                 timeout_ms=timeout_ms,
+                on_failure=on_failure,
                 **flags,
             )
             others = {alias: other for alias, other in self._aliases.items() if other.name != name}
@@ -366,6 +384,25 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
             yield f"aliases has {alias!r}, which is the name of the task itself; remove it"
         else:
             yield from _name_problems(alias)
+
+
+def _check_function(name: str, function: Callable[..., Any]) -> None:
+    """Refuse what cannot be called with the arguments of a task alone, or does not return once."""
+    path = getattr(function, "__qualname__", "").split(".")
+    if (
+        isinstance(function, classmethod | staticmethod)
+        or inspect.ismethod(function)
+        or (len(path) > 1 and path[-2] != "<locals>")
+    ):
+        raise TaskDefinitionError(
+            f"task {name!r}: {'.'.join(path)} belongs to a class; write a function outside of it that takes what it needs, such as an id, "
+            "and calls the method"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TaskDefinitionError(
+            f"task {name!r}: {'.'.join(path)} is a generator function, but a task returns once: return a list, "
+            "send a task for each item, or report progress with current_task().progress(...)"
+        )
 
 
 def _check_hook(hook: object) -> None:

@@ -91,6 +91,7 @@ def test_json_has_the_same(check: Callable[..., Result]) -> None:
             "retry_for": ["OUT_OF_PAPER", "ConnectionError"],
             "timeout_ms": 90_000,
             "is_async": True,
+            "on_failure": None,
             "function": "json_shop.pack",
         }
     ]

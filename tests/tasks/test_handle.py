@@ -37,6 +37,18 @@ def answer(broker: PostgresBroker, result: str) -> None:
     )
 
 
+def test_handles_of_one_task_are_equal(basic: Any) -> None:
+    task_id, other = new_task_id(), new_task_id()
+    handle, app = basic.app.handle(task_id), basic.app
+    assert handle == app.handle(task_id, basic.add)
+    assert {handle, app.handle(UUID(task_id))} == {handle}
+    assert handle != app.handle(other)
+    assert handle != task_id
+    assert app.workflow_handle(task_id) == app.workflow_handle(UUID(task_id))
+    assert {app.workflow_handle(task_id), app.workflow_handle(other)} == {*map(app.workflow_handle, [task_id, other])}
+    assert app.workflow_handle(task_id) != handle
+
+
 @pytest.mark.promise("A3")
 def test_a_send_commits_a_row_and_returns_its_handle(basic: Any, sql: psycopg.Connection) -> None:
     handle = basic.add.send(1, right=2)

@@ -22,6 +22,7 @@ from horsies import (
     Sender,
     Task,
     TaskError,
+    TaskFailure,
     TaskHandle,
     TaskInfo,
     TaskResult,
@@ -293,6 +294,20 @@ def other_queues(handle: TaskHandle[int]) -> None:
     handle.ready()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     app.send_task("resize")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     app.task("bound", bind=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# -- a task that is enqueued on failure takes the failure
+
+
+@app.task("tell")
+def tell(failure: TaskFailure, *, how: str = "mail") -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"{how} {failure.error.message}")
+
+
+def on_failure() -> None:
+    app.task("charge", on_failure=tell)
+    app.task("charge", on_failure="tell")
+    app.task("charge", on_failure=resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 # -- middleware: the function is kept, and the result of the task is known

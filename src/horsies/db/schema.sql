@@ -14,6 +14,47 @@ CREATE FUNCTION horsies.duration_bucket(since timestamp with time zone, until ti
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN CASE WHEN ((since >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (until <= '9999-12-31 23:59:59+00'::timestamp with time zone) AND (since <= until)) THEN width_bucket((date_part('epoch'::text, (until - since)) * (1000)::double precision), ARRAY[(1)::double precision, (2)::double precision, (4)::double precision, (8)::double precision, (16)::double precision, (32)::double precision, (64)::double precision, (128)::double precision, (256)::double precision, (512)::double precision, (1024)::double precision, (2048)::double precision, (4096)::double precision, (8192)::double precision, (16384)::double precision, (32768)::double precision, (65536)::double precision, (131072)::double precision, (262144)::double precision, (524288)::double precision, (1048576)::double precision, (2097152)::double precision, (4194304)::double precision, (8388608)::double precision, (16777216)::double precision, (33554432)::double precision]) ELSE NULL::integer END;
 
+CREATE FUNCTION horsies.enqueue_on_failure() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+    -- The transaction may have promised to notify of its other tasks after its commit.
+    perform set_config('horsies.notify', '', true);
+    insert into "horsies".tasks (
+        task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace, is_sensitive, args
+    )
+    select
+        target.task_name, target.queue_name, target.priority, target.timeout_ms, target.retry_delays_ms, target.retry_jitter, target.retry_for,
+        new.trace,
+        -- It carries the arguments and the error.
+        case when target.is_sensitive or new.is_sensitive then true end,
+        json_build_object(
+            target.parameter,
+            json_build_object(
+                'task_id', new.id,
+                'task_name', new.task_name,
+                'queue_name', new.queue_name,
+                'attempts', new.attempts,
+                'args', new.args,
+                'error', coalesce(new.error, json_build_object('error_code', new.error_code))
+            )
+        )
+    from json_to_record(new.on_failure::json) as target (
+        task_name text, queue_name text, priority integer, timeout_ms integer, retry_delays_ms integer[], retry_jitter real, retry_for text[],
+        is_sensitive boolean, parameter text
+    );
+    return null;
+exception when others then
+    -- Contention, a server out of resources and missing privileges are not the fault of a row. (A cancelled statement does not get here.)
+    if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
+        raise;
+    end if;
+    raise warning 'the task that on_failure of task % names was not enqueued: %', new.id, sqlerrm;
+    return null;
+end
+$$;
+
 CREATE FUNCTION horsies.error_message(error json) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN "left"("substring"("left"((error)::text, 5000), '"message"\s*:\s*"((?:[^"\\]|\\.)*)'::text), 1000);
@@ -304,6 +345,7 @@ CREATE TABLE horsies.tasks (
     takes_inputs boolean,
     trace text,
     is_sensitive boolean,
+    on_failure text,
     child_deaths integer DEFAULT 0 NOT NULL,
     unknown_since timestamp with time zone,
     refused_by bigint[],
@@ -375,6 +417,7 @@ CREATE TABLE horsies.finished (
     node_id uuid,
     trace text,
     is_sensitive boolean,
+    on_failure text,
     child_pid integer,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 )
@@ -409,6 +452,7 @@ CREATE VIEW horsies.all_tasks AS
     tasks.node_id,
     tasks.trace,
     tasks.is_sensitive,
+    tasks.on_failure,
     NULL::integer AS child_pid
    FROM horsies.tasks
 UNION ALL
@@ -440,6 +484,7 @@ UNION ALL
     finished.node_id,
     finished.trace,
     finished.is_sensitive,
+    finished.on_failure,
     finished.child_pid
    FROM horsies.finished;
 
@@ -515,6 +560,7 @@ CREATE TABLE horsies.finished_default (
     node_id uuid,
     trace text,
     is_sensitive boolean,
+    on_failure text,
     child_pid integer,
     CONSTRAINT finished_status_is_final CHECK ((status = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'EXPIRED'::text])))
 );
@@ -587,6 +633,7 @@ CREATE TABLE horsies.nodes (
     finished_at timestamp with time zone,
     trace text,
     is_sensitive boolean,
+    on_failure text,
     awaits integer[],
     awaits_left integer DEFAULT 0 NOT NULL,
     awaited_by uuid[],
@@ -648,6 +695,7 @@ CREATE TABLE horsies.schedules (
     retry_jitter real DEFAULT 0 NOT NULL,
     retry_for text[],
     is_sensitive boolean,
+    on_failure text,
     pattern jsonb NOT NULL,
     timezone text NOT NULL,
     catch_up_missed boolean NOT NULL,
@@ -897,5 +945,7 @@ ALTER INDEX horsies.finished_unsuccessful_idx ATTACH PARTITION horsies.finished_
 ALTER INDEX horsies.finished_failed_idx ATTACH PARTITION horsies.finished_default_timezone_id_idx;
 
 ALTER INDEX horsies.finished_at_idx ATTACH PARTITION horsies.finished_default_timezone_idx;
+
+CREATE TRIGGER finished_enqueue_on_failure AFTER INSERT ON horsies.finished FOR EACH ROW WHEN (((new.status = 'FAILED'::text) AND (new.on_failure IS NOT NULL))) EXECUTE FUNCTION horsies.enqueue_on_failure();
 
 CREATE TRIGGER tasks_notify_new AFTER INSERT ON horsies.tasks REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT WHEN ((current_setting('horsies.notify'::text, true) IS DISTINCT FROM 'after_commit'::text)) EXECUTE FUNCTION horsies.notify_new_tasks();

@@ -130,7 +130,7 @@ def _rescue(worker: str, orphans: Sequence[Row]) -> Op[RescuedTasks]:
         notify_done([ending.id for ending in running]),
         notify_all_queues(),
     )
-    return RescuedTasks(len(locked_ids), min((due_s for _, due_s in ended if due_s is not None), default=None))
+    return RescuedTasks(len(locked_ids), min((due_s for _, due_s, *_ in ended if due_s is not None), default=None))
 
 
 def _crash_error(worker: str) -> TaskError:

@@ -15,6 +15,8 @@ class KnownTask:
     retry_for: list[str]
     timeout_ms: int | None
     is_async: bool
+    on_failure: str | None
+    """The name of the task that is enqueued if it fails."""
     function: str
 
 

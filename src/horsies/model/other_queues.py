@@ -214,7 +214,7 @@ SEND_OPTIONS: Final[Mapping[str, str]] = {
     "routing_key": _QUEUE,
     "exchange": _QUEUE,
     "link": _FOLLOW,
-    "link_error": _FOLLOW,
+    "link_error": 'give the task on_failure=other_task: @app.task("resize", on_failure=other_task)',
     "task_id": "write key=...: a task is sent at most once under a key; the id is chosen by the library",
     "retry": "leave it out: a send is repeated when its connection is lost, with the same id",
     "retry_policy": 'give it to the task: @app.task("resize", retry_policy=...)',

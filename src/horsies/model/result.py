@@ -35,6 +35,19 @@ class TaskError:
         object.__setattr__(self, "error_code", str(self.error_code))  # a StrEnum member becomes its text
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskFailure:
+    """A task that has failed, as the task that its `on_failure` names receives it."""
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    attempts: int
+    args: dict[str, Any]
+    """Its arguments by parameter name, as JSON values."""
+    error: TaskError
+
+
 def is_error_code(text: str) -> bool:
     """Return whether a text is in upper snake case."""
     return text != "" and text[0] in ascii_uppercase and not text.strip(_CODE_CHARACTERS)

@@ -33,6 +33,8 @@ class TaskOptions(NamedTuple):
     trace: str | None = None
     """The trace context of the send; see `horsies.events.Tracer`."""
     is_sensitive: bool = False
+    on_failure: str | None = None
+    """The task that is enqueued if this one fails, with its options, as JSON text."""
 
 
 SENT_COLUMNS: Final[Mapping[str, str]] = {
@@ -45,6 +47,7 @@ SENT_COLUMNS: Final[Mapping[str, str]] = {
     "retry_for": "pg_catalog.text[]",
     "trace": "pg_catalog.text",
     "is_sensitive": "boolean",
+    "on_failure": "pg_catalog.text",
 }
 """The columns that `TaskOptions` set, with their types, except the times. `tasks`, `finished` and `nodes` have all of them."""
 

@@ -76,10 +76,10 @@ with schedule as (
 ),
 enqueued_task as (
     insert into {schema}.tasks (
-        id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive
+        id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive, on_failure
     )
     select
-        last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive
+        last_task_id, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive, on_failure
     from schedule
 )
 insert into {schema}.schedule_runs (schedule_name, outcome, task_id)

@@ -24,16 +24,16 @@ for update;
 -- name: store_schedules
 -- Unchanged rows are not written. The arguments are passed as text, so that their JSON stays as it is. A paused row stays paused.
 insert into {schema}.schedules (
-    name, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive,
+    name, task_name, queue_name, priority, args, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive, on_failure,
     pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, app, is_dynamic
 )
 select
-    name, task_name, queue_name, priority, args::json, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive,
+    name, task_name, queue_name, priority, args::json, timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive, on_failure,
     pattern, timezone, catch_up_missed, max_catch_up_runs, jitter_ms, overlap, enabled, next_slot_at, %(app)s::text,
     %(is_dynamic)s::boolean
 from json_to_recordset(%(schedules)s::json) as declared (
     name text, task_name text, queue_name text, priority integer, args text, timeout_ms integer,
-    retry_delays_ms integer[], retry_jitter real, retry_for text[], is_sensitive boolean,
+    retry_delays_ms integer[], retry_jitter real, retry_for text[], is_sensitive boolean, on_failure text,
     pattern jsonb, timezone text, catch_up_missed boolean, max_catch_up_runs integer, jitter_ms integer, overlap text,
     enabled boolean, next_slot_at timestamptz
 )
@@ -42,7 +42,8 @@ on conflict (name) do update
 set
     task_name = excluded.task_name, queue_name = excluded.queue_name, priority = excluded.priority,
     args = excluded.args, timeout_ms = excluded.timeout_ms, retry_delays_ms = excluded.retry_delays_ms,
-    retry_jitter = excluded.retry_jitter, retry_for = excluded.retry_for, is_sensitive = excluded.is_sensitive, pattern = excluded.pattern,
+    retry_jitter = excluded.retry_jitter, retry_for = excluded.retry_for, is_sensitive = excluded.is_sensitive,
+    on_failure = excluded.on_failure, pattern = excluded.pattern,
     timezone = excluded.timezone, catch_up_missed = excluded.catch_up_missed,
     max_catch_up_runs = excluded.max_catch_up_runs, jitter_ms = excluded.jitter_ms, overlap = excluded.overlap,
     enabled = excluded.enabled, next_slot_at = excluded.next_slot_at, declared = true, app = excluded.app, changed_at = now()
@@ -50,12 +51,14 @@ set
 where schedules.is_dynamic = excluded.is_dynamic
 and (
     schedules.task_name, schedules.queue_name, schedules.priority, schedules.args::text, schedules.timeout_ms,
-    schedules.retry_delays_ms, schedules.retry_jitter, schedules.retry_for, schedules.is_sensitive, schedules.pattern, schedules.timezone,
+    schedules.retry_delays_ms, schedules.retry_jitter, schedules.retry_for, schedules.is_sensitive,
+    schedules.on_failure, schedules.pattern, schedules.timezone,
     schedules.catch_up_missed, schedules.max_catch_up_runs, schedules.jitter_ms, schedules.overlap,
     schedules.enabled, schedules.declared, schedules.app
 ) is distinct from (
     excluded.task_name, excluded.queue_name, excluded.priority, excluded.args::text, excluded.timeout_ms,
-    excluded.retry_delays_ms, excluded.retry_jitter, excluded.retry_for, excluded.is_sensitive, excluded.pattern, excluded.timezone,
+    excluded.retry_delays_ms, excluded.retry_jitter, excluded.retry_for, excluded.is_sensitive,
+    excluded.on_failure, excluded.pattern, excluded.timezone,
     excluded.catch_up_missed, excluded.max_catch_up_runs, excluded.jitter_ms, excluded.overlap,
     excluded.enabled, true, excluded.app
 )

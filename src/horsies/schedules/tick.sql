@@ -70,14 +70,14 @@ slot_decisions as materialized (
 enqueued_tasks as (
     insert into {schema}.tasks (
         id, task_name, queue_name, priority, args, ready, enqueued_at,
-        timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive
+        timeout_ms, retry_delays_ms, retry_jitter, retry_for, is_sensitive, on_failure
     )
     select
         slot_decisions.task_id, advanced_schedules.task_name, advanced_schedules.queue_name, advanced_schedules.priority, advanced_schedules.args,
         slot_decisions.delay_ms is null,
         coalesce(statement_timestamp() + slot_decisions.delay_ms * interval '1 ms', now()),
         advanced_schedules.timeout_ms, advanced_schedules.retry_delays_ms, advanced_schedules.retry_jitter, advanced_schedules.retry_for,
-        advanced_schedules.is_sensitive
+        advanced_schedules.is_sensitive, advanced_schedules.on_failure
     from slot_decisions
     join advanced_schedules on advanced_schedules.name = slot_decisions.name
     where slot_decisions.task_id is not null

@@ -34,8 +34,8 @@ def finish_tasks(worker: str, endings: Sequence[Ending]) -> Query:
 
 
 def end_or_retry_tasks(worker: str, endings: Sequence[Ending]) -> Query:
-    """End these failed attempts or schedule their retries. Returns the ids of those that this worker still held, each with the
-    seconds until its retry, or None if it has ended.
+    """End these failed attempts or schedule their retries. Returns those that this worker still held: the id, the seconds until its retry
+    or None if it has ended, its name, the number of the attempt and of how many, and its code.
     """
     ordered = sorted(endings, key=_LOCK_ORDER)
     return SQL["end_or_retry_tasks"](

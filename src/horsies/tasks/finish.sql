@@ -115,7 +115,9 @@ moved_tasks as (
     from held_tasks
     where not retries
 )
-select id::text, case when retries then extract(epoch from due_at - clock_timestamp())::float8 end
+select
+    id::text, case when retries then extract(epoch from due_at - clock_timestamp())::float8 end,
+    task_name, attempts + 1, greatest(attempts, cardinality(retry_delays_ms)) + 1, error_code
 from held_tasks;
 
 -- name: store_logs

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from horsies.db.driver import drive
 from horsies.db.statement import Op, Request, Row, load, rows
@@ -122,6 +122,8 @@ class AppContext(Protocol):
     @property
     def suppresses_sends(self) -> bool: ...
     @property
+    def known_tasks(self) -> "Mapping[str, Any]": ...
+    @property
     def middlewares(self) -> "tuple[Middleware, ...]": ...
     @property
     def transactions(self) -> CallerTransactions | None: ...
@@ -143,6 +145,13 @@ class TaskHandle(Generic[T_co]):
         self._app = app
         self.ended: Ended | None = None  # if it is known, `get()` returns at once, without a query
         self._result: Result[T_co] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Handles of the same task are equal."""
+        return self.task_id == other.task_id if isinstance(other, TaskHandle) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.task_id)
 
     def get(self, timeout_ms: int | None = None) -> Result[T_co]:
         """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
@@ -329,7 +338,7 @@ class Gathering(Generic[T]):
         return {handle.task_id: None for handle in self._handles if handle.ended is None}
 
     def _ended_handles(self) -> list[TaskHandle[T]]:
-        return [handle for handle in dict.fromkeys(self._handles) if handle.ended is not None]
+        return [handle for handle in {id(each): each for each in self._handles}.values() if handle.ended is not None]
 
     def _take(self, future: AnyFuture) -> list[TaskHandle[T]]:
         """Store an ending and return the handles of the task; none if the time has run out."""

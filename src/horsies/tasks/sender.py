@@ -105,12 +105,17 @@ class Sender(Generic[P, T]):
         key: Key | None = None,
         connection: object | None = JOIN_OPEN,
     ) -> None:
-        self.options = options
+        self._options = options
         self.arguments = arguments
         self.result = result
         self._app = app
         self._key = key
         self._connection = connection
+
+    @property
+    def options(self) -> TaskOptions:
+        """The options of the tasks that this sends."""
+        return self._options
 
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[T]:
         """Enqueue the task now. Returns when it is committed; invalid arguments are refused before."""

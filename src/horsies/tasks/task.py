@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -17,13 +18,14 @@ from horsies.model.errors import (
     QueueError,
     ResultTypeError,
     TaskCancelledError,
+    TaskDefinitionError,
     TaskTimeoutError,
 )
 from horsies.model.graph import Join, NodeKind
 from horsies.model.other_queues import SEND_OPTIONS, explain_options
-from horsies.model.result import Err, Ok, Result, TaskError, TaskResult
+from horsies.model.result import Err, Ok, Result, TaskError, TaskFailure, TaskResult
 from horsies.model.retry_policy import RetryPolicy
-from horsies.model.send_options import OnConflict, SendOptions, TaskOptions
+from horsies.model.send_options import OnConflict, SendOptions, TaskOptions, sent_values
 from horsies.model.signature import ok_type
 from horsies.tasks.handle import JOIN_OPEN, AppContext
 from horsies.tasks.middleware import Middleware
@@ -53,6 +55,7 @@ class BaseTask(Sender[P, T]):
         timeout_ms: int | None = None,
         sensitive: bool = False,
         keep_logs: bool = False,
+        on_failure: str | BaseTask[..., Any] | None = None,
     ) -> None:
         options = TaskOptions(name, queue_name, timeout_ms=timeout_ms, retry=retry_policy, is_sensitive=sensitive)
         super().__init__(options, arguments=arguments, result=result, app=app)
@@ -64,10 +67,50 @@ class BaseTask(Sender[P, T]):
         self.timeout_ms = timeout_ms
         self.is_sensitive = sensitive
         self.keeps_logs = keep_logs
+        self.on_failure = on_failure
+        if isinstance(on_failure, BaseTask):
+            self._options = options._replace(on_failure=self._failure_target(on_failure))
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
         self.__module__ = function.__module__
         self.__wrapped__ = function  # what `inspect.signature` and documentation tools look for
+
+    @property
+    def options(self) -> TaskOptions:
+        """The options of the tasks that this sends. Raises TaskDefinitionError if `on_failure` names a task that cannot be found or used."""
+        if self.on_failure is not None and self._options.on_failure is None:
+            target = self._app.known_tasks.get(str(self.on_failure))
+            if target is None:
+                raise TaskDefinitionError(
+                    f"task {self.name!r}: on_failure names {self.on_failure!r}, which is not defined here; "
+                    "give the task instead of its name, or import its module before the send"
+                )
+            self._options = self._options._replace(on_failure=self._failure_target(target))
+        return self._options
+
+    def _failure_target(self, target: BaseTask[..., Any]) -> str:
+        """Return the task to be enqueued on failure, and its options, as JSON text for the database."""
+        prefix = f"task {self.name!r}: on_failure names {target.name!r}, which"
+        if target.on_failure is not None or target.name == self.name:
+            raise TaskDefinitionError(
+                f"{prefix} has an on_failure itself; remove one of them, so that failures end somewhere"
+            )
+        if target._app is not self._app:
+            raise TaskDefinitionError(f"{prefix} is a task of another app; give one of this app")
+        parameters = target.arguments.signature.parameters.values()
+        takes = next((each.name for each in parameters if each.annotation is TaskFailure), None)
+        others = [
+            each.name
+            for each in parameters
+            if each.default is each.empty and each.name != takes and not each.kind.name.startswith("VAR")
+        ]
+        if takes is None or others or target.arguments.needs:
+            raise TaskDefinitionError(
+                f"{prefix} is not called with one TaskFailure; write it as `def {target.__name__}(failure: TaskFailure)`"
+            )
+        values = sent_values(target.options)
+        del values["trace"], values["on_failure"]
+        return json.dumps({name: value for name, value in values.items() if value is not None} | {"parameter": takes})
 
     @property
     def tracer(self) -> Tracer | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from horsies.db.statement import Op, Query, Request, Rows, TransactionFrame, load
 from horsies.executor.protocol import Done
@@ -152,6 +152,22 @@ class Batch:
         return "promotion of due tasks" if self.promotes else "batch"
 
 
+class FailedAttemptRow(NamedTuple):
+    """An attempt that failed while retries were left, and what follows."""
+
+    task_id: TaskId
+    retry_in_s: float | None
+    task_name: str
+    attempt: int
+    attempts: int
+    """With all retries."""
+    error_code: str
+
+    def describe(self) -> str:
+        follows = "no retry follows" if self.retry_in_s is None else f"retry in {max(0.0, self.retry_in_s):.1f} s"
+        return f"attempt {self.attempt} of {self.attempts} failed with {self.error_code}; {follows}"
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """What a committed batch has changed; `claimed` has a list for each of its `claim_requests`."""
@@ -159,6 +175,8 @@ class BatchResult:
     ended: frozenset[TaskId] = frozenset()
     retried: Mapping[TaskId, float] = field(default_factory=dict[TaskId, float])
     """Those in `ended` that will be retried, and after how many seconds."""
+    failed: Sequence[FailedAttemptRow] = ()
+    """The attempts in `ended` that had retries left."""
     started: frozenset[TaskId] = frozenset()
     claimed: Sequence[Sequence[Claim]] = ()
     promoted_lanes: Sequence[str] = ()
@@ -199,10 +217,11 @@ def run_batch(batch: Batch) -> Op[BatchResult]:
         else:
             rows[step] = answer
     ended, retried, next_due = rows.get("finish", []), rows.get("retry", []), rows.get("next due", [])
-    due = [seconds for _, seconds in retried] + [seconds for seconds, _ in next_due]
+    due = [row[1] for row in retried] + [seconds for seconds, _ in next_due]
     return BatchResult(
         ended=frozenset([row[0] for row in ended] + [row[0] for row in retried]),
-        retried={task_id: seconds for task_id, seconds in retried if seconds is not None},
+        retried={row[0]: row[1] for row in retried if row[1] is not None},
+        failed=[FailedAttemptRow(*row) for row in retried],
         started=frozenset(row[0] for row in rows.get("start", [])),
         claimed=[claims_from_rows(answer) for answer in claimed],
         promoted_lanes=[lane for (lane,) in rows.get("promote", [])],

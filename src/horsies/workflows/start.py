@@ -251,4 +251,6 @@ def _task_columns(node: Node) -> dict[str, Any]:
     del columns["trace"]  # that of the start, the same for all
     if not terms.is_sensitive:
         del columns["is_sensitive"]  # few are, and a start is one JSON text of limited size
+    if terms.on_failure is None:
+        del columns["on_failure"]
     return columns

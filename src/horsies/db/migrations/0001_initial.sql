@@ -61,6 +61,8 @@ create table {schema}.tasks (
     trace text,
     -- Its payload and its errors are not shown unless that is requested. Null: they are.
     is_sensitive boolean,
+    -- The task that is enqueued if this one fails, with its options, as JSON text (`enqueue_on_failure`).
+    on_failure text,
     -- Child processes that died while they held this task and before it started. Such a release costs no attempt until there were too many.
     child_deaths integer not null default 0,
     -- Since when no living worker can run it. It is not `ready` then, so that claims do not have to skip it.
@@ -125,6 +127,7 @@ create table {schema}.finished (
     node_id uuid,
     trace text,
     is_sensitive boolean,
+    on_failure text,
     -- The process that ran the last attempt.
     child_pid integer,
     constraint finished_status_is_final check (status in ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
@@ -317,6 +320,7 @@ create table {schema}.nodes (
     -- The trace context of the start of the workflow. The task gets it when it is enqueued.
     trace text,
     is_sensitive boolean,
+    on_failure text,
     -- Nodes of the same run, by their index, that must have ended before this one runs, regardless of its join, and how many of them
     -- have not ended yet.
     awaits integer[],
@@ -346,6 +350,7 @@ create table {schema}.schedules (
     retry_jitter real not null default 0,
     retry_for text[],
     is_sensitive boolean,
+    on_failure text,
     pattern jsonb not null,
     timezone text not null,
     catch_up_missed boolean not null,
@@ -579,6 +584,47 @@ begin
     perform pg_notify('{new_channel}', {schema}.wakeup_payload(ready, priority, min(enqueued_at), queue_name))
     from inserted
     group by queue_name, priority, ready;
+    return null;
+end
+$$;
+
+-- Enqueue the task that a failed one names for this, in the transaction in which it ends, whichever process ends it. A row that cannot be
+-- enqueued (its options were written by hand, a user's trigger rejects it) must not keep the failed task from ending.
+create function {schema}.enqueue_on_failure() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    -- The transaction may have promised to notify of its other tasks after its commit.
+    perform set_config('horsies.notify', '', true);
+    insert into {schema}.tasks (
+        task_name, queue_name, priority, timeout_ms, retry_delays_ms, retry_jitter, retry_for, trace, is_sensitive, args
+    )
+    select
+        target.task_name, target.queue_name, target.priority, target.timeout_ms, target.retry_delays_ms, target.retry_jitter, target.retry_for,
+        new.trace,
+        -- It carries the arguments and the error.
+        case when target.is_sensitive or new.is_sensitive then true end,
+        json_build_object(
+            target.parameter,
+            json_build_object(
+                'task_id', new.id,
+                'task_name', new.task_name,
+                'queue_name', new.queue_name,
+                'attempts', new.attempts,
+                'args', new.args,
+                'error', coalesce(new.error, json_build_object('error_code', new.error_code))
+            )
+        )
+    from json_to_record(new.on_failure::json) as target (
+        task_name text, queue_name text, priority integer, timeout_ms integer, retry_delays_ms integer[], retry_jitter real, retry_for text[],
+        is_sensitive boolean, parameter text
+    );
+    return null;
+exception when others then
+    -- Contention, a server out of resources and missing privileges are not the fault of a row. (A cancelled statement does not get here.)
+    if left(sqlstate, 2) in ('08', '26', '40', '42', '53', '55', '57', '58') then
+        raise;
+    end if;
+    raise warning 'the task that on_failure of task % names was not enqueued: %', new.id, sqlerrm;
     return null;
 end
 $$;
@@ -867,7 +913,7 @@ select
     null::json as result, null::text as error_code, null::json as error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    null::timestamptz as finished_at, root_id, node_id, trace, is_sensitive, null::integer as child_pid
+    null::timestamptz as finished_at, root_id, node_id, trace, is_sensitive, on_failure, null::integer as child_pid
 from {schema}.tasks
 union all
 select
@@ -875,7 +921,7 @@ select
     result, error_code, error,
     sent_at, enqueued_at, good_until, timeout_ms, retry_delays_ms, retry_jitter, retry_for, failed_attempts, progress,
     attempts, claim_no, claimed_by, claimed_at, started_at,
-    finished_at, root_id, node_id, trace, is_sensitive, child_pid
+    finished_at, root_id, node_id, trace, is_sensitive, on_failure, child_pid
 from {schema}.finished;
 
 -- indexes
@@ -971,3 +1017,9 @@ create trigger tasks_notify_new
     for each statement
     when (current_setting('horsies.notify', true) is distinct from 'after_commit')
     execute function {schema}.notify_new_tasks();
+
+create trigger finished_enqueue_on_failure
+    after insert on {schema}.finished
+    for each row
+    when (new.status = 'FAILED' and new.on_failure is not null)
+    execute function {schema}.enqueue_on_failure();
