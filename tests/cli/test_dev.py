@@ -99,6 +99,7 @@ def test_edited_code_runs_until_ctrl_c_and_nothing_is_left(start: Start, project
     assert producer.greet() == "hello Ada"
     running.wait_for_log(r"^worker +\| .*\[task=\S+ name=greet attempt=1 queue=default\] greeting$")
     running.wait_for_log(r"^worker +\| printed$")
+    running.wait_for_log(r"^worker +\| .*INFO .*task greet: completed in")
 
     (project / "shop.py").write_text(f"{APP}\ndef (")
     running.wait_for_log(r"dev +\| .*ERROR.*SyntaxError.*shop.py:15.*waiting for a change", PATIENCE_S)

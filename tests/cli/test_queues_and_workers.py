@@ -75,7 +75,7 @@ def test_a_queue_is_paused_and_resumed(cli: Cli, broker: PostgresBroker, app_fil
     send(broker, new_task(queue_name="mail"))
     assert cli("queues", "pause", "mail", "--app", app_file).out == "queue 'mail' is paused\n"
     assert claim(broker, queues=["mail"]) == []
-    assert cli("queues", "resume", "mail").out == "queue 'mail' is not paused\n"
+    assert cli("queues", "resume", "mail").out == "queue 'mail' is active\n"
     assert len(claim(broker, queues=["mail"])) == 1
 
 

@@ -111,7 +111,7 @@ def test_a_schedule_can_be_paused_and_resumed(schedules: Run, stored: PostgresBr
     assert output_of(schedules("pause", "report")) == "schedule 'report' is paused\n"
     shown = as_json(schedules("show", "report", "--json"))
     assert (shown["state"], shown["next_slots"], shown["next_slot_at"]) == ("paused", [], None)
-    assert output_of(schedules("resume", "report")) == "schedule 'report' is not paused\n"
+    assert output_of(schedules("resume", "report")) == "schedule 'report' is active\n"
     assert as_json(schedules("show", "report", "--json"))["state"] == "active"
     assert as_json(schedules("pause", "report", "--json")) == {"name": "report", "is_paused": True}
     assert as_json(schedules("resume", "report", "--json")) == {"name": "report", "is_paused": False}

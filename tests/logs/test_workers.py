@@ -75,9 +75,16 @@ def test_each_failure_is_one_warning_and_arguments_are_never_logged(
         found = [line for line in lines if line["level"] == "WARNING" and line.get("task_id") == handle.task_id]
         return [(line["message"], line["attempt"]) for line in found]
 
-    assert of(raises) == [("task fail: raised RuntimeError", 1)]
-    assert of(refuses) == [("task fail: failed with FAULTY", 1), ("task fail: failed with FAULTY", 2)]
-    assert of(oversleeps) == [("task oversleep: ran longer than its timeout of 50 ms, failed", 1)]
+    assert of(raises) == [("task fail: raised RuntimeError, attempt 1 of 2", 1)]
+    assert of(refuses) == [
+        ("task fail: failed with FAULTY, attempt 1 of 2", 1),
+        ("task fail: failed with FAULTY, attempt 2 of 2, no retry follows", 2),
+    ]
+    message = "task oversleep: ran longer than its timeout of 50 ms, failed, attempt 1 of 1, no retry follows"
+    assert of(oversleeps) == [(message, 1)]
+    decided = [line["message"] for line in lines if line["logger"] == "horsies.worker" and "; " in line["message"]]
+    assert "task fail: attempt 1 of 2 failed with UNHANDLED_ERROR; no retry follows" in decided
+    assert "task fail: attempt 1 of 2 failed with FAULTY; retry in 0.0 s" in decided
     ((words, attempt),) = of(crashes)
     assert attempt == 1
     assert re.search(rf"task fail \({crashes.task_id}\) ended as WORKER_CRASHED: .* was killed by SIGKILL", words)

@@ -166,6 +166,8 @@ def test_the_shutdown_timeout_interrupts_without_a_second_signal(
     begun(tmp_path / "begun")
     assert running.terminate() == 3
     running.wait_for_log(r"shutdown timeout \(0.2 s\) reached with tasks still running")
+    running.wait_for_log(r"INFO .*task gate_plain: INTERRUPTED while running, because its worker is stopping")
+    assert not any("WARNING" in line and "gate_plain" in line for line in running.logs if "shutdown: " not in line)
     assert gate.get(PATIENCE_MS).err_value.error_code == "INTERRUPTED"
     assert workers_rows(sql) == []
 

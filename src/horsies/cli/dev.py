@@ -229,7 +229,7 @@ class Reloader:
 
         This process holds the server until it exits, or it would stop and start with every reload.
         """
-        url, env = survey.database_url, dict[str, str]()
+        url, env = survey.database_url, {"HORSIES_LOG_COMPLETED": "1"}
         if url is None:
             from horsies.embedded.project import embedded_database_url  # noqa: PLC0415 - an extra; only when nothing is configured
 

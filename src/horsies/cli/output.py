@@ -221,7 +221,7 @@ def show_paused(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None
     if as_json:
         show_json({"name": name, "is_paused": is_paused})
     else:
-        echo(f"{kind} {name!r} is {'paused' if is_paused else 'not paused'}")
+        echo(f"{kind} {name!r} is {'paused' if is_paused else 'active'}")
 
 
 # -- tables

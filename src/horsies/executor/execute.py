@@ -45,6 +45,9 @@ _OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH12
 CallOutcome: TypeAlias = tuple[Any, BaseException | None]
 """What the function returned, or what it raised."""
 
+COMPLETED_LEVEL = logging.INFO if os.environ.get("HORSIES_LOG_COMPLETED") else logging.DEBUG
+"""`horsies dev` sets the variable for its worker."""
+
 log = logging.getLogger("horsies.executor")
 
 
@@ -60,6 +63,7 @@ class RunningTask:
     began_ns: int = field(default_factory=time.perf_counter_ns)
     is_timed_out: bool = False
     is_cancelled: bool = False
+    is_shutdown: bool = False
     is_interrupted: bool = False
     is_over: bool = False
     misfit: Misfit = Misfit.NONE
@@ -74,7 +78,7 @@ class RunningTask:
         if reason == "timeout":
             self.is_timed_out = True
         else:
-            self.is_cancelled = True
+            self.is_cancelled, self.is_shutdown = True, reason == "shutdown"
 
     @property
     def soft_stop(self) -> type[TaskTimeoutError] | type[TaskCancelledError]:
@@ -190,10 +194,10 @@ def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome)
         done = _done_from_exception(running, task, raised)
     elif isinstance(result := _encode(running, task, returned), str):
         duration_us = (time.perf_counter_ns() - running.began_ns) // 1000
-        log.debug("task %s: completed in %.1f ms", task.name, duration_us / 1000)
+        log.log(COMPLETED_LEVEL, "task %s: completed in %.1f ms", task.name, duration_us / 1000)
         done = Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
     else:
-        _log_failure(running, result)
+        _log_failure(running, result, task)
         is_own = not isinstance(returned, TaskResult) or result is not cast("TaskResult[Any, TaskError]", returned).err
         done = _failure(running, result, max_bytes=task.result.size_check.limits.max_bytes, is_own=is_own)
     if running.span is not None:
@@ -216,7 +220,10 @@ def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised:
         raised.__traceback__ = trace  # it begins at the user's code, without our frames
     if running.is_timed_out or raised is None:
         timeout_ms = running.assignment.timeout_ms
-        log.warning("task %s: ran longer than its timeout of %s ms, failed", task.name, timeout_ms, exc_info=raised)
+        attempt = _describe_attempt(running, task)
+        log.warning(
+            "task %s: ran longer than its timeout of %s ms, failed, %s", task.name, timeout_ms, attempt, exc_info=raised
+        )
         error = TaskError(
             error_code=OutcomeCode.TASK_TIMEOUT,
             message=f"it ran longer than its timeout_ms={timeout_ms}",
@@ -226,13 +233,19 @@ def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised:
     if running.is_cancelled and any(
         isinstance(each, TaskCancelledError | CancelledError) for each in exception_chain(raised)
     ):
-        log.info("task %s: cancelled while running", task.name)
+        what = (
+            "INTERRUPTED while running, because its worker is stopping"
+            if running.is_shutdown
+            else "cancelled while running"
+        )
+        log.info("task %s: %s", task.name, what)
         message, data = "it was cancelled while it ran", exception_data(raised)
         error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message=message, data=data)
         return _failure(running, error, status=TaskStatus.CANCELLED)
     middleware = None if running.surrounded is None else running.surrounded.failed_middleware
     by = "" if middleware is None else f"middleware {middleware} "
-    log.warning("task %s: %sraised %s", task.name, by, type(raised).__name__, exc_info=raised)
+    attempt = _describe_attempt(running, task)
+    log.warning("task %s: %sraised %s, %s", task.name, by, type(raised).__name__, attempt, exc_info=raised)
     if subscribers:
         given = running.assignment
         emit(TaskRaised(given.id, task.name, given.queue_name, given.attempt, raised))
@@ -269,9 +282,18 @@ def _failure(
     )
 
 
-def _log_failure(running: RunningTask, error: TaskError) -> None:
+def _log_failure(running: RunningTask, error: TaskError, task: BaseTask[..., Any] | None = None) -> None:
     # The code only: messages may quote the arguments, which are never logged.
-    log.warning("task %s: failed with %s", running.assignment.task_name, error.error_code)
+    attempt = _describe_attempt(running, task)
+    log.warning("task %s: failed with %s, %s", running.assignment.task_name, error.error_code, attempt)
+
+
+def _describe_attempt(running: RunningTask, task: BaseTask[..., Any] | None) -> str:
+    """Return which attempt it is. Whether a retry follows, and when, is decided by the database, and logged by the worker."""
+    number = running.assignment.attempt
+    retries = 0 if task is None or task.retry_policy is None else task.retry_policy.max_retries
+    follows = "" if number <= retries else ", no retry follows"
+    return f"attempt {number} of {max(number, retries + 1)}{follows}"
 
 
 class ProgressReports:

@@ -161,7 +161,7 @@ class Inbox:
         """End a task that is cancelled before its start without starting it. (A timeout cannot come before the start.)"""
         with self._state:
             pending = next((one for one in self.pending if one.assignment_no == message.assignment_no), None)
-            if pending and message.reason == "cancel":
+            if pending and message.reason != "timeout":
                 self.pending.remove(pending)
                 error = TaskError(error_code=OutcomeCode.TASK_CANCELLED, message="it was cancelled before it started")
                 text = encode_error(error, task_id=pending.id)

@@ -30,7 +30,7 @@ MAX_SMALL_REPORT: Final = 1 << 22
 MAX_REPORTED_TEXT: Final = 1 << 16
 """Texts in such reports, for example why a child cannot start, are cut to this number of characters."""
 
-StopReason: TypeAlias = Literal["timeout", "cancel"]
+StopReason: TypeAlias = Literal["timeout", "cancel", "shutdown"]
 
 NO_ASSIGNMENT: Final = 0
 """Assignment numbers begin at 1."""

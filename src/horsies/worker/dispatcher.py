@@ -437,7 +437,7 @@ class Dispatcher:
         if key in state.stops_requested:
             return  # it was cancelled, or has timed out: it ends so, and its grace period has begun
         state.stops_by_shutdown.add(key)
-        self._request_stop(child, assignment_no, claim, "cancel", OutcomeCode.INTERRUPTED, "its worker was stopped")
+        self._request_stop(child, assignment_no, claim, "shutdown", OutcomeCode.INTERRUPTED, "its worker was stopped")
 
     def _request_stop(
         self, child: Child, assignment_no: int, claim: Claim, reason: StopReason, code: str, message: str
@@ -672,6 +672,9 @@ class Dispatcher:
         self._backoff.succeeded()
         if subscribers:
             self.events.on_committed(batch, result, now - sent.at)
+        for each in result.failed:
+            extra = {"task_id": each.task_id, "task_name": each.task_name, "attempt": each.attempt}
+            log.info("task %s: %s", each.task_name, each.describe(), extra=extra)
         if result.in_flight_from is not None:
             state.limits.caps.in_flight.since = result.in_flight_from
         if result.due_s is not None:

@@ -55,6 +55,13 @@ class WorkflowHandle(Generic[Out_co]):
         self._registry = registry
         self._to_node_id = to_node_id
 
+    def __eq__(self, other: object) -> bool:
+        """Handles of the same run are equal."""
+        return self.workflow_id == other.workflow_id if isinstance(other, WorkflowHandle) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.workflow_id)
+
     # -- how it ends
 
     def get(self, timeout_ms: int | None = None) -> Result[Out_co]:
