@@ -130,6 +130,22 @@ async def gate_async(until: str) -> TaskResult[str, TaskError]:
     return TaskResult(ok="through")
 
 
+_released = asyncio.Event()
+
+
+@app.task("wait_for_release")
+async def wait_for_release() -> TaskResult[None, TaskError]:
+    await _released.wait()
+    return TaskResult(ok=None)
+
+
+@app.task("release")
+async def release() -> TaskResult[None, TaskError]:
+    """End all tasks of this child that wait for it."""
+    _released.set()
+    return TaskResult(ok=None)
+
+
 @app.task("block_loop_then_wait")
 async def block_loop_then_wait(until: str, then_until: str) -> TaskResult[None, TaskError]:
     """Block the event loop until the first file exists, then wait for the second as a coroutine should."""

@@ -154,7 +154,8 @@ def test_a_task_left_to_another_worker_waits_when_that_worker_is_gone(
     eventually(lambda: row(sql, "select claim_no from horsies.tasks where task_name = 'added'")[0] > 0, 20)
     assert waiting(sql) == [], "the other one will run it"
     busy.kill()
-    eventually(lambda: waiting(sql) == [("added", False, 1)], 60, seen=lambda: waiting(sql))
+    stored = "select status, ready, claim_no, claimed_by, unknown_since, clock_timestamp() from horsies.tasks where task_name = 'added'"
+    eventually(lambda: waiting(sql) == [("added", False, 1)], 45, seen=lambda: row(sql, stored))
 
 
 BUSY = """

@@ -176,7 +176,7 @@ def _parse(url: str) -> dict[str, str] | None:
 
     try:
         return {name: str(value) for name, value in conninfo_to_dict(conninfo(url)).items()}
-    except Error:
+    except (Error, UnicodeDecodeError):  # the second for bytes in %-escapes that are not UTF-8
         return None
 
 
