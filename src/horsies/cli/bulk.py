@@ -9,7 +9,8 @@ from types import FrameType
 import click
 
 from horsies.cli.options import confirm
-from horsies.cli.output import plural, show_json
+from horsies.cli.output import show_json
+from horsies.model.text import plural
 from horsies.ops.api import Ops
 from horsies.ops.bulk import BulkAction, BulkProgress
 

@@ -19,13 +19,14 @@ from horsies.cli.options import (
     report_errors,
     target_command,
 )
-from horsies.cli.output import Column, plural, show_json, show_lines, show_table, terminal_size, wide_option, wrap
+from horsies.cli.output import Column, show_json, show_lines, show_table, terminal_size, wide_option, wrap
 from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor
 from horsies.inventory import take_inventory
 from horsies.locate import find_app
 from horsies.model.app_check import Inventory
 from horsies.model.database_url import masked
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 
 CLEAR_LINE: Final = "\r\x1b[K"

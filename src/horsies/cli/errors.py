@@ -17,8 +17,9 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import Column, echo, plural, show_facts, show_json, show_table, to_age, wide_option
+from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.status import TaskStatus
+from horsies.model.text import plural
 from horsies.ops.statistics import MAX_GROUPS, MAX_MINUTES, ErrorGroup
 from horsies.tasks.control import RetryOutcome
 from horsies.tasks.inspect import TaskFilter

@@ -55,7 +55,7 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except HorsiesError as error:
-            from horsies.cli.output import printable  # noqa: PLC0415 - a worker does not need it
+            from horsies.model.text import printable  # noqa: PLC0415 - a worker does not need it
 
             raise click.ClickException(printable(str(error), lines=True)) from error
 

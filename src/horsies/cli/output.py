@@ -9,7 +9,6 @@ or a file, and with `--wide`, nothing is cut.
 
 import json
 import math
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
+from horsies.model.text import UNPRINTABLE_IN_LINES, printable
 from horsies.model.validation import format_duration
 
 UNLIMITED: Final = 100_000  # characters, or lines: a table in a file or a pipe is neither cut nor wrapped
@@ -33,11 +33,6 @@ NOTHING: Final = "-"
 WIDE: Final = "horsies.wide"
 
 # Control characters, marks that change the direction of writing, invisible characters, line separators, and halves of surrogate pairs.
-_UNPRINTABLE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-_UNPRINTABLE_IN_LINES: Final = re.compile(_UNPRINTABLE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
-_NAMES: Final = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def _remember_wide(context: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
@@ -70,25 +65,7 @@ class Column:
     """Its text may be cut to a prefix that is unique in the table."""
 
 
-# -- text that is safe to print
-
-
-def plural(count: object, noun: str) -> str:
-    """`1 task`, `3 tasks`, `100+ tasks`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def printable(text: str, *, lines: bool = False) -> str:
-    """Replace characters that a terminal would obey, or that are invisible, by their escapes. With `lines`, line ends and tabs stay."""
-    return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    character = match[0]
-    code = ord(character)
-    if character in _NAMES:
-        return _NAMES[character]
-    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+# -- text
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -147,7 +124,7 @@ def show_json(value: object, *, indent: int | None = 2) -> None:
     except ValueError:  # JSON has no infinity, but a column of a hand-written row may
         text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
     # Within strings of JSON: no other part has such characters, except the line ends of `indent`.
-    click.echo(_UNPRINTABLE_IN_LINES.sub(lambda match: json.dumps(match[0])[1:-1], text))
+    click.echo(UNPRINTABLE_IN_LINES.sub(lambda match: json.dumps(match[0])[1:-1], text))
 
 
 def _finite(value: Any) -> Any:

@@ -28,8 +28,6 @@ from horsies.cli.output import (
     Column,
     counts_text,
     cut,
-    plural,
-    printable,
     show_json,
     show_lines,
     table_lines,
@@ -46,6 +44,7 @@ from horsies.model.database_url import mask_passwords
 from horsies.model.errors import HorsiesError, NotPermittedError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.status import TaskStatus
+from horsies.model.text import plural, printable
 from horsies.model.validation import format_duration
 from horsies.ops.statistics import ErrorGroup
 from horsies.schedules.control import ScheduleInfo

@@ -17,11 +17,12 @@ from horsies.cli.options import (
     to_absolute,
     yes_option,
 )
-from horsies.cli.output import Column, Styled, echo, printable, show_json, show_table, to_age, to_text, wide_option
+from horsies.cli.output import Column, Styled, echo, show_json, show_table, to_age, to_text, wide_option
 from horsies.model.result import TaskError
 from horsies.model.sensitive import HIDDEN
 from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
+from horsies.model.text import printable
 from horsies.model.validation import format_duration
 from horsies.ops.api import CHANGES, MAX_PAGE, TaskView
 from horsies.ops.bulk import BulkAction

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import AppConfig, CustomQueueConfig, RecoveryConfig
+from horsies.model.text import printable
 
 MIB = 1 << 20
 MAX_NAMED = 3  # in the text of a finding
@@ -338,8 +339,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         """Escape control characters of names and messages: in a terminal they could change what is seen."""
-        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in self.seen)
-        object.__setattr__(self, "seen", shown)
+        object.__setattr__(self, "seen", printable(self.seen))
 
     @property
     def severity(self) -> Severity:

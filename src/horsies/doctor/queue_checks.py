@@ -14,6 +14,7 @@ from horsies.doctor.findings import (
     format_clock,
 )
 from horsies.model.error_codes import OperationalErrorCode
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 from horsies.model.worker_config import RECYCLING_DOMINATES
 from horsies.schedules.control import get_failing_schedules
@@ -56,11 +57,9 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
     for code, tasks in zip(queries, results, strict=True):
         if tasks:
             longest, _, longest_s = max(tasks, key=lambda row: row[2] or 0.0)
-            count = f"{LIMIT} or more" if len(tasks) == LIMIT else f"{len(tasks)}"
+            count = f"{LIMIT} or more" if len(tasks) == LIMIT else len(tasks)
             named = enumerate_names([f"{task_id} ({name})" for task_id, name, _ in tasks])
-            seen = (
-                f"{count} task{'' if len(tasks) == 1 else 's'}: {named}; for up to {format_duration(longest_s or 0.0)}"
-            )
+            seen = f"{plural(count, 'task')}: {named}; for up to {format_duration(longest_s or 0.0)}"
             ids = [row[0] for row in tasks[:MAX_LISTED]]
             data = {"task_id": longest, "count": len(tasks), "task_ids": ids, "seconds": longest_s or 0.0}
             findings.append(Finding(code, seen, data))
@@ -179,7 +178,7 @@ def check_workers(context: CheckContext) -> Op[list[Finding]]:
         findings.append(Finding(FindingCode.TASK_NAME_CLASH, seen, data))
     if mixed and not clashes:
         named = enumerate_names([f"{queue} (by apps {', '.join(apps)})" for queue, apps in mixed])
-        seen = f"workers of different apps serve {_count(mixed, 'queue', 'queues')}: {named}"
+        seen = f"workers of different apps serve {plural(len(mixed), 'queue')}: {named}"
         data = {"queue": mixed[0][0], "queues": {queue: list(apps) for queue, apps in mixed}}
         findings.append(Finding(FindingCode.APPS_MIXED, seen, data))
     return findings
@@ -192,11 +191,11 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
         return []
     named = enumerate_names(
         [
-            f"{host} pid {pid} at {format_clock(at)} with {held} task{'' if held == 1 else 's'}"
+            f"{host} pid {pid} at {format_clock(at)} with {plural(held, 'task')}"
             for _, host, pid, _, at, held, *_ in dead
         ]
     )
-    seen = f"{_count(dead, 'worker', 'workers')} died in the last {format_duration(context.max_since_crash_s)}: {named}"
+    seen = f"{plural(len(dead), 'worker')} died in the last {format_duration(context.max_since_crash_s)}: {named}"
     ids, tasks = [row[0] for row in dead], [task for row in dead for task in row[7]]
     data = {"worker_id": ids[0], "worker_ids": ids, "task_ids": tasks[:MAX_LISTED]}
     return [Finding(FindingCode.DEAD_WORKERS, seen, data)]
@@ -270,7 +269,7 @@ def check_workflows(context: CheckContext) -> Op[list[Finding]]:
     roots = sorted({stuck.root_id for stuck in still})
     named = enumerate_names([f"{stuck.root_id}: {stuck.reason}" for stuck in still], "; ")
     data = {"workflow_id": roots[0], "count": len(roots), "workflow_ids": roots[:MAX_LISTED]}
-    return [Finding(FindingCode.WORKFLOWS_STUCK, f"{_count(roots, 'workflow', 'workflows')}: {named}", data)]
+    return [Finding(FindingCode.WORKFLOWS_STUCK, f"{plural(len(roots), 'workflow')}: {named}", data)]
 
 
 def check_paused_workflows(_context: CheckContext) -> Op[list[Finding]]:

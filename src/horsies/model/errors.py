@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from horsies.model.text import plural
+
 
 class HorsiesError(Exception):
     """The base class of all exceptions of this library."""
@@ -111,5 +113,4 @@ class WaitTimeoutError(HorsiesError, TimeoutError):
 
 
 def _problem_list(where: str, problems: Sequence[str]) -> str:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return f"{count} in {where}:" + "".join(f"\n  - {problem}" for problem in problems)
+    return f"{plural(len(problems), 'problem')} in {where}:" + "".join(f"\n  - {problem}" for problem in problems)

@@ -26,6 +26,7 @@ from starlette.responses import Response
 
 from horsies.model.errors import ConfigError, HorsiesError
 from horsies.model.status import TaskStatus
+from horsies.model.text import plural
 from horsies.ops.api import CHANGES, Ops
 from horsies.ops.bulk import BulkAction
 from horsies.tasks.inspect import TaskFilter
@@ -245,7 +246,7 @@ class Jobs:
         )
 
     async def show(self, view: View) -> Response:
-        """The page of a job."""
+        """Show the progress of a job."""
         job = self._jobs.get(view.path_params["job_id"])
         if job is None:
             raise HTTPException(404)
@@ -339,8 +340,7 @@ class Job:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.outcomes.items())
-        selected = f"{self.selected:,} task{'' if self.selected == 1 else 's'} selected"
-        parts = [selected if self.selected else "no task matches", counts]
+        parts = [f"{plural(f'{self.selected:,}', 'task')} selected" if self.selected else "no task matches", counts]
         parts += ["stopped"] if self.state == "stopped" else []
         return "; ".join(filter(None, [*parts, self.problem]))
 

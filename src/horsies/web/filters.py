@@ -8,13 +8,11 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from horsies.model.text import printable
+
 NOTHING: Final = "\N{EN DASH}"
 SOON_S: Final = 10.0  # an age below this is "just now"
-_INVISIBLE: Final = re.compile(
-    r"[^\S \n\t]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
 _NOT_IN_PATHS: Final = re.compile(r"[%/\\\x00-\x1f]")  # Starlette's paths have no line ends
-_NO_LINES: Final = re.compile(r"[\n\t]")
 _ID: Final = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -96,13 +94,8 @@ def json_pretty(text: str | None) -> str:
 
 
 def visible(value: object, *, lines: bool = False) -> str:
-    """Replace characters that are invisible or change the direction of text by their escapes. With `lines`, line ends and tabs stay."""
-    text = _INVISIBLE.sub(_escape, str(value))
-    return text if lines else _NO_LINES.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    return repr(match[0])[1:-1] if not match[0].isprintable() else f"\\u{ord(match[0]):04x}"
+    """Show any value as text, without characters that are invisible or change the direction of text: see `printable`."""
+    return printable(str(value), lines=lines)
 
 
 def segment(name: str) -> str:

@@ -57,6 +57,7 @@ from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.result import TaskError
 from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 from horsies.tasks.claim import Lane
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, unknown_task_claim
@@ -413,7 +414,7 @@ class Dispatcher:
         if not count:
             return "no task is running"
         limit = "without a time limit" if timeout_ms is None else f"up to {timeout_ms / 1000:g} s"
-        return f"waiting {limit} for {count} task{'' if count == 1 else 's'} to end: {self._describe_running()}"
+        return f"waiting {limit} for {plural(count, 'task')} to end: {self._describe_running()}"
 
     def _describe_running(self) -> str:
         """Name the tasks that have run for the longest."""
