@@ -1,7 +1,7 @@
 """Run the middleware of the app around the call of a task.
 
-There is one source for both kinds of tasks: `call_within` is a coroutine. Around a `def` task all middleware is synchronous, so the coroutine
-never suspends and `call_within_now` runs it to its end in one step, on whichever thread the task runs.
+There is one source for both kinds of tasks: `Surrounded.call` is a coroutine. Around a `def` task all middleware is synchronous, so the coroutine
+never suspends and `call_now` runs it to its end in one step, on whichever thread the task runs.
 
 Middleware observes. What the task returned or raised remains its outcome, unless a middleware raises something itself: its exception then is
 the outcome, as if the task had raised it.
@@ -70,9 +70,8 @@ class Surrounded:
             if self._task.is_async:
                 returned = await returned
         except BaseException as error:
-            exit_if_copy(
-                error
-            )  # or a forked copy would run the end of the middleware, and commit on a connection of this process
+            # Otherwise a forked copy would run the end of the middleware, and commit on a connection of this process.
+            exit_if_copy(error)
             raise
         exit_if_copy(None)
         self.encoded = encode_result(self._task, returned)

@@ -124,7 +124,7 @@ class LogReports:
         self._thread: threading.Thread | None = None
 
     def capture(self, assignment_no: int) -> AttemptLines:
-        """Begin with an attempt. `set_current_lines` must be called in its context."""
+        """Begin to capture the lines of an attempt. `set_current_lines` must be called in its context."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_until_exit, name="horsies-logs", daemon=True)
             self._thread.start()

@@ -65,7 +65,7 @@ class Bucket:
 
 
 def to_buckets(points: Sequence[MinutePoint], minutes: int) -> list[Bucket]:
-    """Join so many minutes each. The last bucket is not over yet."""
+    """Join this many minutes into each bucket. The last bucket is not over yet."""
     parts = [
         list(part) for _, part in groupby(points, key=lambda point: int(point.minute.timestamp()) // 60 // minutes)
     ]
@@ -87,7 +87,7 @@ def to_buckets(points: Sequence[MinutePoint], minutes: int) -> list[Bucket]:
 
 
 def _average(points: Sequence[MinutePoint], values: Sequence[float | None]) -> float | None:
-    """Weighted by how many tasks ended."""
+    """Return the average of the known values, weighted by how many tasks ended."""
     known = [
         (value, point.completed + point.failed + point.cancelled + point.expired or 1)
         for point, value in zip(points, values, strict=True)
@@ -194,7 +194,7 @@ def _rate(value: float) -> str:
 
 
 def _bars(parts: Sequence[tuple[float, float]], limit: float) -> str:
-    """One rectangle for each column: from a value upwards."""
+    """Draw one rectangle for each column: from a value upwards."""
     pieces: list[str] = []
     for column, (base, size) in enumerate(parts):
         if size > 0:
@@ -206,7 +206,7 @@ def _bars(parts: Sequence[tuple[float, float]], limit: float) -> str:
 
 
 def _line(heights: Sequence[float | None]) -> str:
-    """A line through the middles of the columns. It is interrupted where nothing is known; a value alone is a dot."""
+    """Draw a line through the middles of the columns. It is interrupted where nothing is known; a value alone is a dot."""
     pieces: list[str] = []
     is_drawing = False
     for column, height in enumerate(heights):

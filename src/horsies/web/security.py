@@ -175,11 +175,11 @@ class Credentials:
         return bool(self._passwords)
 
     def user_of_token(self, token: str) -> User | None:
-        """By the hash: a dictionary tells nothing of a token through the time that it takes."""
+        """Look a token up by its hash, so that the time of the lookup shows nothing of the token."""
         return self._tokens.get(hash_token(token))
 
     def user_of_password(self, name: str, password: str) -> User | None:
-        """Takes as long for a name that does not exist."""
+        """Check a password. A name that does not exist takes as long as one that does."""
         if len(password) > MAX_PASSWORD:
             password = ""
         found = None
@@ -221,7 +221,7 @@ class LoginLimits:
         return 0
 
     def give_back(self, address: str) -> None:
-        """After a success."""
+        """Return the try of a login that has succeeded."""
         key = _address_key(address)
         if key in self._by_address:
             self._by_address[key].left += 1
@@ -238,7 +238,7 @@ class LoginLimits:
 
 @dataclass(slots=True)
 class _Tries:
-    """How many are left, and since when more are added."""
+    """How many attempts are left, and when that was computed."""
 
     most: int
     each_s: float
@@ -255,7 +255,7 @@ class _Tries:
 
 
 def _address_key(address: str) -> str:
-    """One provider gives each customer a network of IPv6 addresses, so these count together."""
+    """Return what attempts are counted by: an IPv4 address, or an IPv6 network, because one customer gets all addresses of a /64."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -429,7 +429,7 @@ def is_local(request: HTTPConnection) -> bool:
 
 
 def is_embedded_elsewhere(request: HTTPConnection) -> bool:
-    """Whether a page of another site loads this as a part of itself: an image, a script, a frame, a stream. A link to a page is none."""
+    """Whether a page of another site loads this as a part of itself: an image, a script, a frame, a stream. Following a link to a page is allowed."""
     is_foreign = request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
     return is_foreign and (
         request.headers.get("sec-fetch-mode") != "navigate" or request.headers.get("sec-fetch-dest") != "document"

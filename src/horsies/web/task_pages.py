@@ -296,7 +296,7 @@ def place_attempts(attempts: Sequence[Attempt], now: datetime) -> list[AttemptBa
 
 
 async def show_task(view: View) -> Response:
-    """The page of a task. The beginning of an id leads to the task, if there is only one."""
+    """Show a task. The beginning of an id leads to the task, if there is only one."""
     given = view.path_params["task_id"]
     if not _is_uuid(given):
         found = await view.ops.find_task_ids_async(given, limit=2)
@@ -312,7 +312,7 @@ async def show_task(view: View) -> Response:
 
 
 async def reveal_task(view: View, form: Form) -> Response:
-    """`id`: shows what is hidden of a sensitive task. The answer is the page, which is not live: only this viewer gets the values."""
+    """Show what is hidden of the sensitive task `id`. The answer is the page, which is not live: only this viewer gets the values."""
     variables = await _read_page(view.ops, to_task_id(form.one("id")), form.optional("log"), reveal=True)
     if variables is None:
         raise HTTPException(404)

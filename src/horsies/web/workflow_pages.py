@@ -140,7 +140,7 @@ def _paused_parts(state: RunState) -> Sequence[str]:
 
 
 def _states_text(state: RunState) -> str:
-    """What the drawn graph shows of its nodes: see `graph.js`."""
+    """Return what the drawn graph shows of its nodes, as `graph.js` reads it."""
     inner = {
         index: {"status": part.status, "left": part.left, "counts": part.counts} for index, part in state.inner.items()
     }
@@ -148,7 +148,7 @@ def _states_text(state: RunState) -> str:
 
 
 async def show_graph(view: View) -> Response:
-    """What the nodes of a run are, as JSON."""
+    """Describe the nodes of a run as JSON."""
     workflow_id = _workflow_id(view.path_params["workflow_id"])
     state = await view.ops.get_workflow_state_async(workflow_id)
     if state is None or state.is_map or len(state.letters) >= MAX_DRAWN:
@@ -173,7 +173,7 @@ def _to_json(graph: Graph, node: Node) -> Sequence[object]:
 
 
 async def open_node(view: View) -> Response:
-    """Lead to the task of a node, or to the run of a sub-workflow or map; if there is none yet, to its row in the list of nodes."""
+    """Redirect to the task of a node, or to the run of a sub-workflow or map; if there is none yet, to its row in the list of nodes."""
     workflow_id, index = _workflow_id(view.path_params["workflow_id"]), _number(view.path_params, "index")
     page = await view.ops.list_workflow_nodes_async(workflow_id, first=index, limit=1)
     if not page.nodes or page.nodes[0].index != index:

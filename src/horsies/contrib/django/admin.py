@@ -62,7 +62,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return the_app().ops.acting_as(request.user.get_username())
 
     def act(self, request: HttpRequest, queryset: QuerySet, verb: str, act: Callable[[Any], object]) -> None:
-        """Do something with each row, and tell the user with how many it has changed something."""
+        """Do something with each row, and show the user how many it has changed."""
         outcomes = [act(key) for key in queryset.values_list("pk", flat=True)]
         changed = sum(map(bool, outcomes))
         level = messages.SUCCESS if changed == len(outcomes) else messages.WARNING

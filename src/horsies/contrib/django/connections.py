@@ -47,7 +47,7 @@ class DjangoTransactions:
 
 
 def check_connections(_task: CurrentTask) -> Generator[None]:
-    """Middleware around `def` tasks."""
+    """Check the connections before and after a `def` task. A middleware."""
     reset_queries()
     close_old_connections()
     try:
@@ -58,7 +58,7 @@ def check_connections(_task: CurrentTask) -> Generator[None]:
 
 
 async def end_connections(_task: CurrentTask) -> AsyncGenerator[None]:
-    """Middleware around `async def` tasks."""
+    """Close the connections that an `async def` task has used. A middleware."""
     async with ThreadSensitiveContext() as context:
         try:
             yield

@@ -170,7 +170,7 @@ class DjangoTaskCalls(TaskCalls):
         self._alias = alias
 
     def can_drain(self) -> bool:
-        """Not inside an `atomic()` of the code under test: its tasks run after it."""
+        """Whether no `atomic()` of the code under test is open: its tasks run after it."""
         blocks = getattr(connections[self._alias], "atomic_blocks", ())
         return all(getattr(block, "_from_testcase", False) for block in blocks)
 

@@ -31,7 +31,7 @@ class Command(BaseCommand):
         parser.add_argument("arguments", nargs="*")
 
     def handle(self, *_args: Any, arguments: list[str], **_options: Any) -> None:
-        """For `call_command("horsies", "status")`."""
+        """Serve `call_command("horsies", "status")`."""
         try:
             self._run(arguments, "horsies")
         except SystemExit as exit_:
