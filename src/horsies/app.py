@@ -31,6 +31,14 @@ from horsies.workflows.definition import WorkflowSpec
 from horsies.workflows.handle import WorkflowHandle
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+G = TypeVar("G")
+H = TypeVar("H")
 
 
 class Horsies(Registry):
@@ -108,13 +116,58 @@ class Horsies(Registry):
             return spec.handle(workflow_id)
         return WorkflowHandle(to_workflow_id(workflow_id), self)
 
-    def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[Result[T]]:
-        """Wait for all of them and return the results in the order of the handles. A task that has not ended in time gives `err(WAIT_TIMEOUT)`."""
-        return self._gathering(handles, timeout_ms).all()
+    # fmt: off
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B]]: ...  # pyright: ignore[reportOverlappingOverload] - a tuple is an iterable, too, but the first that fits counts
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F], TaskHandle[G]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F], Result[G]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F], TaskHandle[G], TaskHandle[H]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F], Result[G], Result[H]]: ...
+    @overload
+    def gather(self, handles: tuple[TaskHandle[T], ...], timeout_ms: int | None = ...) -> tuple[Result[T], ...]: ...
+    @overload
+    def gather(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = ...) -> list[Result[T]]: ...
+    # fmt: on
+    def gather(self, handles: Iterable[TaskHandle[Any]], timeout_ms: int | None = None) -> Any:
+        """Wait for all of them and return the results in the order of the handles. A task that has not ended in time gives `err(WAIT_TIMEOUT)`.
 
-    async def gather_async(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> list[Result[T]]:
+        A tuple of handles gives a tuple of results, each with the type of its task; anything else gives a list.
+        """
+        results = self._gathering(handles, timeout_ms).all()
+        return tuple(results) if isinstance(handles, tuple) else results
+
+    # fmt: off
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F], TaskHandle[G]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F], Result[G]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[A], TaskHandle[B], TaskHandle[C], TaskHandle[D], TaskHandle[E], TaskHandle[F], TaskHandle[G], TaskHandle[H]], timeout_ms: int | None = ...) -> tuple[Result[A], Result[B], Result[C], Result[D], Result[E], Result[F], Result[G], Result[H]]: ...
+    @overload
+    async def gather_async(self, handles: tuple[TaskHandle[T], ...], timeout_ms: int | None = ...) -> tuple[Result[T], ...]: ...
+    @overload
+    async def gather_async(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = ...) -> list[Result[T]]: ...
+    # fmt: on
+    async def gather_async(self, handles: Iterable[TaskHandle[Any]], timeout_ms: int | None = None) -> Any:
         """The same for asyncio code."""
-        return await self._gathering(handles, timeout_ms).all_async()
+        results = await self._gathering(handles, timeout_ms).all_async()
+        return tuple(results) if isinstance(handles, tuple) else results
 
     def as_completed(self, handles: Iterable[TaskHandle[T]], timeout_ms: int | None = None) -> Iterator[TaskHandle[T]]:
         """Yield each handle as soon as its task has ended: `get()` then returns at once. Raise `WaitTimeoutError` when the time runs out

@@ -259,3 +259,11 @@ def transactions(sql: psycopg.Connection) -> int:
     """Count the transactions of this database. A session reports its own when it ends, or before."""
     (count,) = row(sql, "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()")
     return int(count)
+
+
+def test_a_tuple_of_handles_gives_a_tuple_of_results(basic: Any) -> None:
+    handles = basic.add.send(1, 2), basic.add.send(3, 4)
+    first, second = basic.app.gather(handles, timeout_ms=0)
+    assert (first.is_err(), second.is_err()) == (True, True)
+    assert isinstance(basic.app.gather(handles, timeout_ms=0), tuple)
+    assert isinstance(basic.app.gather([*handles], timeout_ms=0), list)

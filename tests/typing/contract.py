@@ -172,15 +172,22 @@ async def stored_ids(task_id: str) -> None:
 
 async def several(handles: list[TaskHandle[Thumbnail]]) -> None:
     assert_type(app.gather(handles), list[Result[Thumbnail]])
+    assert_type(app.gather(tuple(handles)), tuple[Result[Thumbnail], ...])
+    three = (handles[0], tick.send(), fetch.send("a"))
+    assert_type(app.gather(three), tuple[Result[Thumbnail], Result[None], Result[bytes | None]])
+    thumbnail, nothing = await app.gather_async((handles[0], tick.send()), timeout_ms=5)
+    assert_type((thumbnail, nothing), tuple[Result[Thumbnail], Result[None]])
+    eight = (handles[0], *three, *three, tick.send())
+    assert_type(app.gather(eight)[7], Result[None])
     assert_type(await app.gather_async(handles, timeout_ms=5_000), list[Result[Thumbnail]])
     for handle in app.as_completed(handles, timeout_ms=5_000):
         assert_type(handle, TaskHandle[Thumbnail])
     async for handle in app.as_completed_async(handles):
         assert_type(handle, TaskHandle[Thumbnail])
 
-    app.gather(handles[0])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    app.gather(["id"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await app.gather_async(handles, "5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.gather(handles[0])  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    app.gather(["id"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await app.gather_async(handles, "5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 # -- results

@@ -226,6 +226,12 @@ def definitions() -> None:
     assert_type(SubWorkflowNode(app.workflow("x", [page_node], output=page_node)), SubWorkflowNode[Page])
     assert_type(SubWorkflowNode(CountLinks, kwargs={"page": from_node(page_node)}), SubWorkflowNode[int])
 
+    typed = SubWorkflowNode.of(CountLinks.build_with, node_id="sub", waits_for=[sub])
+    assert_type(typed(page=from_node(page_node)), SubWorkflowNode[int])
+    typed(page=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    typed()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    typed(page=from_node(page_node), most=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
     CountLinks.build_with(app, page=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     SubWorkflowNode(fetch)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     SubWorkflowNode(Crawl, node="sub")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -524,3 +524,18 @@ def test_parameters_that_fit_are_accepted() -> None:
 def test_a_parameter_in_kwargs_and_args_from_is_rejected() -> None:
     twice = SubWorkflowNode(Typed, kwargs={"page": Page(url="a"), "depth": 1}, args_from={"page": page}, node_id="sub")
     assert problems(page, twice) == ["node 'sub': argument 'page' is in kwargs and in args_from"]
+
+
+def test_the_typed_form_of_a_sub_workflow_is_the_same_node() -> None:
+    class Counting(WorkflowDefinition[int]):
+        name = "counting"
+
+        @classmethod
+        def build_with(cls, app: Horsies, first: int, *, second: int = 2) -> WorkflowSpec[int]:
+            raise AssertionError(app, first, second)
+
+    node = SubWorkflowNode.of(Counting.build_with, node_id="sub", waits_for=["other"])(1, second=3)
+    assert (node.workflow_def, node.node_id, list(node.waits_for)) == (Counting, "sub", ["other"])
+    assert dict(node.kwargs) == {"first": 1, "second": 3}
+    with pytest.raises(TypeError, match=r"give the method of a class, such as CountLinks\.build_with"):
+        SubWorkflowNode.of(lambda _app: app.workflow("x", []))

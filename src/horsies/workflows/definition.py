@@ -2,21 +2,21 @@
 
 import inspect
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, Concatenate, Final, Generic, NoReturn, ParamSpec, TypeVar, cast, get_args, get_origin
 from uuid import UUID
 
 from horsies.events import WorkflowStarted, WorkflowStartSpan, emit, subscribers
 from horsies.model.errors import NodeNotFoundError, TaskDefinitionError, WorkflowDefinitionError
-from horsies.model.graph import Graph, Node
+from horsies.model.graph import Graph, Join, Node
 from horsies.model.signature import signature_of
 from horsies.tasks.handle import JOIN_OPEN, caller_connection, warn_in_event_loop
 from horsies.tasks.ids import to_workflow_id
-from horsies.tasks.nodes import NodeKey, NodeName, Reference, WorkflowDraft, WorkflowNode
+from horsies.tasks.nodes import JoinWord, NodeKey, NodeName, Reference, WorkflowDraft, WorkflowNode
 from horsies.tasks.sender import sends_are_suppressed, trace_send
 from horsies.workflows.bind_arguments import find_references, reference_by_annotation
 from horsies.workflows.compile import compile_graph
@@ -28,6 +28,8 @@ from horsies.workflows.validate import MAX_DEPTH, TOO_DEEP, Scope, SubgraphNode,
 META_OPTIONS: Final = ("output", "on_error", "success_policy", "time_limit")
 
 Out_co = TypeVar("Out_co", covariant=True)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)  # no slots: see NodeKey
@@ -249,6 +251,34 @@ class SubWorkflowNode(SubgraphNode[Out_co]):
     """
 
     workflow_def: type[WorkflowDefinition[Out_co]] | WorkflowSpec[Out_co]
+
+    @staticmethod
+    def of(
+        build_with: Callable[Concatenate[Any, P], WorkflowSpec[T]],
+        *,
+        node_id: str | None = None,
+        waits_for: Sequence[NodeName] = (),
+        join: Join | JoinWord = "all",
+        min_success: int | None = None,
+        allow_failed_deps: bool = False,
+    ) -> "Callable[P, SubWorkflowNode[T]]":
+        """Return a maker of nodes, to be called with the arguments of `build_with`: `SubWorkflowNode.of(CountLinks.build_with)(page=from_node(fetch))`.
+
+        A type checker compares the arguments with the parameters, as for `task.node(...)(...)`.
+        """
+        options = {name: value for name, value in locals().items() if name != "build_with"}
+        definition = getattr(build_with, "__self__", None)
+        if not _is_definition(definition):
+            raise TypeError(f"build_with is {build_with!r}; give the method of a class, such as CountLinks.build_with")
+
+        def make(*args: P.args, **kwargs: P.kwargs) -> "SubWorkflowNode[T]":
+            given: dict[str, Any] = dict(kwargs)
+            if args:
+                bound = inspect.signature(build_with).bind_partial(None, *args)
+                given = dict(list(bound.arguments.items())[1:]) | given
+            return SubWorkflowNode(cast("Any", definition), kwargs=given, **options)
+
+        return make
 
     @property
     def default_id(self) -> str:
