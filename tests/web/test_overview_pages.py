@@ -16,7 +16,7 @@ from horsies.web.filters import age
 from horsies.web.overview_pages import FINDINGS
 from horsies.web.security import Credential, hash_password
 from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems
-from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything
+from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything, add_failure
 from tests.fixtures.situations import Situations
 from tests.web.conftest import Serve
 
@@ -273,6 +273,27 @@ async def test_the_theme_is_remembered_and_the_menu_opens(
         await page.get_by_role("button", name="Menu").click()
         await page.get_by_role("link", name="Doctor").click()
         await page.wait_for_url(f"{address}/doctor")
+
+
+async def test_buttons_of_rows_are_not_beyond_the_edge(
+    database: str, sql: psycopg.Connection, serve: Serve, new_context: NewContext
+) -> None:
+    _insert_tasks(sql, "payments", 3)
+    sql.execute("update horsies.tasks set enqueued_at = now() - interval '40 minutes 14 seconds'")
+    sql.execute("insert into horsies.queues (name, paused_at) values ('payments', now())")
+    now, name = datetime.now(UTC), "recalculate_all_order_totals"
+    add_failure(sql, now, name, "payments", {}, "BANK_DOWN", "the bank does not answer, so nothing is known of it")
+    rows = {"/queues": "Resume", "/errors": "Retry all…"}
+    async with serve(database) as address:
+        for size, paths in ((LAPTOP, ["/queues", "/errors"]), (PHONE, ["/errors"])):
+            page = await (await new_context(viewport=size)).new_page()
+            for path in paths:
+                await page.goto(address + path)
+                await expect(page.locator("tbody").get_by_text(rows[path])).to_be_in_viewport(ratio=1)
+        page = await (await new_context(viewport=LAPTOP)).new_page()
+        await page.goto(f"{address}/tasks")
+        table = page.locator(".scroll", has=page.locator("table.tasks"))
+        assert await table.evaluate("(each) => each.scrollWidth <= each.clientWidth")
 
 
 async def test_a_queue_is_paused_capped_and_emptied(
