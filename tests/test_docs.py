@@ -85,6 +85,17 @@ def test_every_link_to_a_page_or_a_part_of_it_leads_there(page: Path) -> None:
     assert astray == []
 
 
+def test_every_image_is_shown_on_a_page_and_says_what_it_shows() -> None:
+    """That a link to an image leads there is tested above, unless it is HTML."""
+    shown: set[Path] = set()
+    for page in PAGES:
+        text = page.read_text()
+        html = re.findall(r'<img src="([^"]+)" alt="[^"]+"', text)
+        assert len(html) == text.count("<img ")
+        shown |= {(page.parent / path).resolve() for path in (*html, *re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text))}
+    assert shown == {path for path in DOCS.rglob("*") if path.suffix in {".png", ".svg"}}
+
+
 # -- configuration
 
 CONFIGS = [

@@ -6,7 +6,9 @@
 import argparse
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ import psycopg
 from playwright.sync_api import Page, sync_playwright
 
 from horsies import AppConfig, Horsies
+from tests.fixtures.apps import APPS
 from tests.fixtures.browsers import ARGUMENTS, find_chromium
 from tests.fixtures.everything import Everything, add_failure, fill, keep_alive
 from tests.fixtures.scratch_server import scratch_server
@@ -60,6 +63,10 @@ def open_fix(page: Page) -> None:
     page.locator(".finding summary").first.click()
 
 
+def see_graph(page: Page) -> None:
+    page.locator("#graph a").first.wait_for()
+
+
 def select_two(page: Page) -> None:
     for row in (1, 3):
         page.locator("tbody tr input").nth(row).check()
@@ -70,7 +77,7 @@ SHOTS: Final[Sequence[Shot]] = (
     Shot("overview-dark", lambda _: "/", open_fix, is_dark=True, height=900),
     Shot("tasks", lambda _: "/tasks?statuses=FAILED&statuses=RUNNING", select_two),
     Shot("task", lambda shop: f"/tasks/{shop.tasks['many_failed_attempts']}"),
-    Shot("workflow", lambda shop: f"/workflows/{shop.workflows['large']}"),
+    Shot("workflow", lambda shop: f"/workflows/{shop.workflows['large']}", see_graph),
     Shot("schedules", lambda _: "/schedules", height=500),
     Shot("queues", lambda _: "/queues", height=500),
     Shot("workers", lambda _: "/workers", height=500),
@@ -156,13 +163,16 @@ def add_outage(sql: psycopg.Connection, minute: datetime) -> None:
 
 @contextlib.contextmanager
 def serve(url: str) -> Generator[str]:
+    """Serve it as `horsies web shop:app`, because findings name the app."""
     port = free_port()
-    web = Program("web", "tests.apps.everything:app", f"--port={port}", env={"HORSIES_DATABASE_URL": url})
-    try:
-        web.wait_for_log("the dashboard is at")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        web.close()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(APPS / "everything.py", Path(folder) / "shop.py")
+        web = Program("web", "shop:app", f"--port={port}", env={"HORSIES_DATABASE_URL": url}, cwd=Path(folder))
+        try:
+            web.wait_for_log("the dashboard is at")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            web.close()
 
 
 if __name__ == "__main__":
