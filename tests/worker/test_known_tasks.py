@@ -143,6 +143,7 @@ def test_a_task_that_no_worker_knows_is_shown_and_runs_when_a_worker_knows_it(
 
 
 @pytest.mark.promise("D1")
+@pytest.mark.timeout(120)  # it waits for a dead worker, and then until the other one looks again
 def test_a_task_left_to_another_worker_waits_when_that_worker_is_gone(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
@@ -155,7 +156,7 @@ def test_a_task_left_to_another_worker_waits_when_that_worker_is_gone(
     assert waiting(sql) == [], "the other one will run it"
     busy.kill()
     stored = "select status, ready, claim_no, claimed_by, unknown_since, clock_timestamp() from horsies.tasks where task_name = 'added'"
-    eventually(lambda: waiting(sql) == [("added", False, 1)], 45, seen=lambda: row(sql, stored))
+    eventually(lambda: waiting(sql) == [("added", False, 1)], 90, seen=lambda: row(sql, stored))
 
 
 BUSY = """
