@@ -9,5 +9,8 @@ begin isolation level read committed read only;
 -- Which conditions apply depends on the parameters. A generic plan would read the whole table.
 select set_config('plan_cache_mode', 'force_custom_plan', true);
 
+-- name: disable_sorts
+select set_config('enable_sort', 'off', true);
+
 -- name: end_read
 commit;

@@ -140,7 +140,7 @@ def get_time_series(minutes: int, queue_name: str | None = None, task_name: str 
     names = {"queue_name": queue_name, "task_name": task_name}
     query = SQL["get_time_series"](minutes=window, **names, by_queue=task_name is None, limit=MAX_TAIL)
     points: list[MinutePoint] = []
-    for *counts, waited, ran, is_complete in (yield from plan_for_values(query)):
+    for *counts, waited, ran, is_complete in (yield from plan_for_values(query, in_index_order=True)):
         percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
         points.append(MinutePoint(*counts, *percentiles, is_complete=is_complete))
     return points
@@ -166,7 +166,7 @@ def get_totals(
     window = max(1, min(minutes, MAX_MINUTES))
     query = SQL["get_totals"](minutes=window, by_queue=by_queue, queue_name=queue_name, limit=MAX_TAIL)
     totals: list[EndedTotals] = []
-    for *counts, waited, ran, is_complete in (yield from plan_for_values(query)):
+    for *counts, waited, ran, is_complete in (yield from plan_for_values(query, in_index_order=True)):
         percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
         totals.append(EndedTotals(*counts, *percentiles, run_total_s=_estimate_total_s(ran), is_complete=is_complete))
     return sorted(totals, key=lambda each: (-_ORDERS[order](each), each.name))
@@ -181,7 +181,7 @@ def get_error_groups(hours: float, limit: int, task_name: str | None = None) -> 
     """Return the groups of errors of the last hours, the most frequent first."""
     window, size = max(1, min(math.ceil(hours * 60), MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
     query = SQL["get_error_groups"](minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES)
-    return [ErrorGroup(*row) for row in (yield from plan_for_values(query))]
+    return [ErrorGroup(*row) for row in (yield from plan_for_values(query, in_index_order=True))]
 
 
 def get_percentile(histogram: Sequence[int] | None, share: float) -> float | None:

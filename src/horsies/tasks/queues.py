@@ -13,6 +13,7 @@ from horsies.model.graph import WorkflowStatus
 from horsies.model.validation import number_problems
 
 MAX_COUNTED = 100_000
+MAX_NOT_DUE = 10_000  # fewer, because their rows are read, not only an index
 MAX_PRIORITIES = 100
 MAX_NAME_BYTES = 1_000
 MAX_CAP = 1_000_000
@@ -22,7 +23,8 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What is in one queue now. The waiting tasks of each queue, and the tasks of all queues together that are not due, are counted up to a limit."""
+    """What is in one queue now. The waiting tasks of each queue are counted up to `MAX_COUNTED`, and those of all queues together that are not due up to
+    `MAX_NOT_DUE`."""
 
     name: str
     waiting: int = 0
@@ -75,7 +77,9 @@ def set_queue_cap(name: str, max_concurrency: int | None) -> Op[None]:
 
 def list_queues(max_counted: int | None = None) -> Op[list[QueueSummary]]:
     """List all queues that have a task, a stored pause or a worker, by name."""
-    return [QueueSummary(*row) for row in (yield from rows(SQL["list_queues"](counted=max_counted or MAX_COUNTED)))]
+    counted = max_counted or MAX_COUNTED
+    query = SQL["list_queues"](counted=counted, not_due=min(counted, MAX_NOT_DUE))
+    return [QueueSummary(*row) for row in (yield from rows(query))]
 
 
 @dataclass(frozen=True, slots=True)

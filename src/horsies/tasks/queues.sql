@@ -64,14 +64,14 @@ not_due_counts as (
         queue_name,
         count(*) filter (where attempts = 0) as scheduled,
         count(*) filter (where attempts > 0) as retrying,
-        sum(count(*)) over () >= %(counted)s::integer as is_more
+        sum(count(*)) over () >= %(not_due)s::integer as is_more
     from (
         select queue_name, attempts
         from {schema}.tasks
         where status = 'PENDING'
         and not ready
         and unknown_since is null
-        limit %(counted)s::integer
+        limit %(not_due)s::integer
     ) as few
     group by queue_name
 ),
