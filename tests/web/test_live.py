@@ -235,6 +235,56 @@ async def test_a_viewer_that_does_not_read_is_dropped(app: Horsies, monkeypatch:
             deaf.close()
 
 
+# -- what is read
+
+
+async def test_nobody_sees_what_is_older_than_the_page_or_an_action(
+    app: Horsies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = 0
+
+    async def read(_ops: Any, _params: Any) -> Any:
+        nonlocal number
+        number += 1
+        return {"job": Job("1", "", "", "", state="failed", problem=f"read {number}.")}
+
+    parts = [Topic("part", read, {"part": "live/job.html"}, interval_s=3_600)]
+    module = import_module("horsies.web.dashboard")
+    topic = Topic("rare", read, {"state": "live/job.html"}, interval_s=3_600, others=parts)
+    monkeypatch.setattr(module, "TOPICS", [topic])
+    monkeypatch.setattr(live, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(live, "MAX_REST_S", 3_600.0)
+    made = dashboard(app)
+    async with (
+        serving(made) as address,
+        httpx.AsyncClient(base_url=address, timeout=30) as client,
+        watching(client, "/live/rare") as first,
+    ):
+        await first.until("read 2.")
+        async with watching(client, "/live/rare") as second:
+            await second.until("read 4.")
+            assert "read 1." not in second.text
+            assert "read 2." not in second.text
+            visitor = Visitor(client)
+            await visitor.post("/actions/pause-queue", token=await visitor.token("/nothing"), name="mail")
+            await second.until("read 6.")
+        await first.until("read 6.")
+
+
+async def test_topics_share_what_they_have_read(app: Horsies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MIN_SHARED_S", 3_600.0)
+    monkeypatch.setattr(live, "MAX_SHARED_S", 3_600.0)
+    shared = live.SharedReads()
+    both, fresh = shared.of(app.ops, is_fresh=False), shared.of(app.ops, is_fresh=True)
+    app.ops.pause_queue("mail")
+    assert [queue.name for queue in await both.list_queues_async()] == ["mail"]
+    app.ops.pause_queue("audio")
+    assert len(await both.list_queues_async()) == 1
+    assert len(await fresh.list_queues_async()) == 2
+    assert len(await both.list_queues_async()) == 2
+    assert await both.list_audit_async(limit=1) != await both.list_audit_async(limit=2)
+
+
 # -- what is sent
 
 

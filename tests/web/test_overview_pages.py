@@ -112,7 +112,7 @@ async def test_eight_situations_and_the_throughput_are_on_the_first_screen(
             link = finding.locator(".links a")
             assert situation.target.id in (await link.get_attribute("title") or ""), name
         assert await page.locator(".finding").count() == len(situations.planted)
-        await expect(page.locator("#charts .stats")).to_be_in_viewport(ratio=1)
+        await expect(page.locator("#charts .beside")).to_be_in_viewport(ratio=1)
         await expect(page.locator("[data-chart=throughput]")).to_be_in_viewport(ratio=0.5)
         paused = page.locator(".finding", has_text="QUEUE_PAUSED")
         await expect(paused.locator(".fix")).to_be_hidden()

@@ -470,7 +470,10 @@ class Dashboard:
                     return self._error_page(
                         request, 403, "Your role is read-only, so you cannot change anything.", view.user
                     )
-                return await self._act(action, view, form)
+                try:
+                    return await self._act(action, view, form)
+                finally:
+                    self.live.refresh()
 
             return await self._guarded(checked, timeout_s=ACTION_TIMEOUT_S)(request)
 

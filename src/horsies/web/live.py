@@ -1,8 +1,12 @@
 """Fragments of pages that are sent to all open pages when they change, as server-sent events.
 
-Each topic with its parameters has one poller in this process: a task that starts with the first viewer and ends after the last. It reads at
-most once a second, and rests four times as long as a read took. It renders the fragments once for all viewers, and sends those that have
-changed. A viewer that comes later gets the last ones first, so nothing is missed when a browser connects again.
+Each topic with its parameters has one poller in this process: a task that starts with the first viewer and ends after the last. It renders the
+fragments once for all viewers, and sends those that have changed. A viewer that comes later gets the last ones first, so nothing is missed when a browser
+connects again.
+
+**Cost.** A topic is read once a second as long as reads are cheap. Each takes a small share of the time at most: what takes long to read is read less often. All
+together take no more than `BUDGET`; then all slow down in proportion, so the cost has a limit however many pages are open. Topics with parts read what is
+expensive, such as statistics, less often than the rest. What several topics read alike is read once (`SharedReads`).
 
 **Viewers that do not read.** A viewer has a short queue. One whose queue is full, or that takes no bytes for some time, is dropped; its browser connects again if
 there still is one.
@@ -18,11 +22,12 @@ import asyncio
 import logging
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from statistics import fmean
+from typing import Any, Final, TypeAlias, cast
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -36,8 +41,16 @@ Params: TypeAlias = Mapping[str, str]
 _Key: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...]]
 
 INTERVAL_S: Final = 1.0
-REST: Final = 4  # times as long as a read took,
-MAX_REST_S: Final = 15.0  # but no longer than this
+SHARE: Final = 0.05  # of the time, at most, that one read takes
+RARE_SHARE: Final = 0.005  # the same for what need not be new within a second
+BUDGET: Final = 0.08  # the same for all reads together
+MAX_REST_S: Final = 15.0  # whatever reads take
+MAX_TOOK_S: Final = 1.0  # one read that had to wait for a second or more does not count as more
+RARE: Final = frozenset(
+    {"findings_async", "time_series_async", "queue_totals_async", "task_totals_async", "error_groups_async"}
+)
+"""These read statistics, or much."""
+MIN_SHARED_S, MAX_SHARED_S = 0.5, 10.0  # for how long topics use a result
 HEARTBEAT_S: Final = 15.0
 CHECK_S: Final = 60.0  # after which it is checked again that the user may see this
 READ_TIMEOUT_S: Final = 10.0
@@ -63,6 +76,10 @@ class Topic:
     fragments: Mapping[str, str]
     """Templates by the names of events."""
     interval_s: float = INTERVAL_S
+    share: float = SHARE
+    """The share of the time that reading may take: what takes long is read less often."""
+    others: Sequence[Topic] = ()
+    """Further parts of the same stream, which are read at their own intervals."""
 
 
 class TooManyStreamsError(Exception):
@@ -87,15 +104,55 @@ class _Viewer:
 
 
 @dataclass(slots=True, eq=False)
+class _Part:
+    """A read that is repeated."""
+
+    topic: Topic
+    due: float = 0.0
+    read_at: float = 0.0
+    is_stale: bool = True
+    """It is read at once, and not from shared results: a page or an action may know more."""
+    has_failed: bool = False
+    _took_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=5))
+
+    def add(self, took_s: float) -> None:
+        self._took_s.append(min(took_s, MAX_TOOK_S))
+
+    @property
+    def cost_s(self) -> float:
+        """The average of the last times without the longest: one that was slow by chance, such as the first, does not count."""
+        return fmean(sorted(self._took_s)[:-1]) if len(self._took_s) > 1 else 0.0
+
+    @property
+    def period_s(self) -> float:
+        return max(self.topic.interval_s, self.cost_s / self.topic.share)
+
+    @property
+    def load(self) -> float:
+        """The share of the time that it takes."""
+        return self.cost_s / self.period_s if self.cost_s else 0.0
+
+
+@dataclass(slots=True, eq=False)
 class _Poller:
     """Reads one topic for its viewers."""
 
-    topic: Topic
+    parts: Sequence[_Part]
     params: Params
     prefix: str
     viewers: set[_Viewer] = field(default_factory=set[_Viewer])
     sent: dict[str, bytes] = field(default_factory=dict[str, bytes])
     task: asyncio.Task[None] | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def mark_stale(self, before: float) -> None:
+        """Read again, at once, what was read before that time. A viewer that comes in the meantime does not get it."""
+        for part in self.parts:
+            if part.read_at <= before and not part.is_stale:
+                part.is_stale = True
+                for name in part.topic.fragments:
+                    self.sent.pop(name, None)
+                self.wake.set()
 
     def send(self, events: Mapping[str, str]) -> None:
         """Send what has changed."""
@@ -110,6 +167,46 @@ class _Poller:
                 viewer.put(b"".join(changed))
 
 
+class SharedReads:
+    """`Ops` for topics: what was read a moment ago with the same arguments is not read again, and what took long is not for a longer time.
+
+    Pages do not use it: after an action they show what it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[str, tuple[float, object]] = {}
+        """Until when they are used."""
+
+    def of(self, ops: Ops, *, is_fresh: bool) -> Ops:
+        """`is_fresh`: everything is read, and the results are shared."""
+        return cast("Ops", _SharedOps(ops, self._results, is_fresh=is_fresh))
+
+
+class _SharedOps:
+    def __init__(self, ops: Ops, results: dict[str, tuple[float, object]], *, is_fresh: bool) -> None:
+        self._ops, self._results, self._is_fresh = ops, results, is_fresh
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ops, name)
+        if not name.endswith("_async"):
+            return found
+
+        async def read(*args: object, **kwargs: object) -> object:
+            key, started = f"{name} {args} {kwargs}", time.monotonic()
+            until, result = self._results.get(key, (0.0, None))
+            if until > started and not self._is_fresh:
+                return result
+            result = await found(*args, **kwargs)
+            ended = time.monotonic()
+            for old in [old for old, (until, _) in self._results.items() if until <= ended]:
+                del self._results[old]
+            kept_s = (ended - started) / (RARE_SHARE if name in RARE else SHARE)
+            self._results[key] = ended + min(max(MIN_SHARED_S, kept_s), MAX_SHARED_S), result
+            return result
+
+        return read
+
+
 class LiveUpdates:
     """The streams of one dashboard, and the pollers that feed them."""
 
@@ -120,6 +217,7 @@ class LiveUpdates:
         self._pollers: dict[_Key, _Poller] = {}
         self._stop_watch: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(MAX_READS)
+        self._shared = SharedReads()
         self._users: Counter[str] = Counter()
         self._sessions: Counter[tuple[str, str]] = Counter()
         self._is_closed = False
@@ -160,14 +258,22 @@ class LiveUpdates:
     def poller_count(self) -> int:
         return len(self._pollers)
 
+    def refresh(self) -> None:
+        """Read everything again, after an action."""
+        for poller in self._pollers.values():
+            poller.mark_stale(time.monotonic())
+
     def join(self, key: _Key, viewer: _Viewer) -> bytes:
-        """Add a viewer, and return what it is to show first."""
+        """Add a viewer, and return what it is to show first: nothing that is older than the page that it has just loaded."""
         prefix, name, params = key
         poller = self._pollers.get(key)
         if poller is None:
-            poller = self._pollers[key] = _Poller(self.topics[name], dict(params), prefix)
+            poller = self._pollers[key] = _Poller(
+                [_Part(part) for part in (self.topics[name], *self.topics[name].others)], dict(params), prefix
+            )
             poller.task = asyncio.create_task(self._poll(poller))
         poller.viewers.add(viewer)
+        poller.mark_stale(time.monotonic() - INTERVAL_S)
         self._users[viewer.user] += 1
         self._sessions[viewer.user, viewer.session] += 1
         if self._stop_watch is None:
@@ -208,37 +314,51 @@ class LiveUpdates:
         self._end_all()
 
     async def _poll(self, poller: _Poller) -> None:
-        """Read and send until the last viewer leaves. Whatever fails is shown, and tried again."""
-        is_out = False
+        """Read and send until the last viewer leaves, or what is shown does not exist."""
         while True:
-            started = time.monotonic()
-            try:
-                async with self._reads, asyncio.timeout(READ_TIMEOUT_S):
-                    started = time.monotonic()
-                    data = await poller.topic.read(self._ops(), poller.params)
-                if data is None:
+            poller.wake.clear()
+            for part in poller.parts:
+                if (part.is_stale or part.due <= time.monotonic()) and not await self._update(poller, part):
                     poller.send({"gone": ""})
                     return
-                events = {
-                    name: self._renderer.render(template, poller.prefix, **data)
-                    for name, template in poller.topic.fragments.items()
-                }
-                poller.send({"outage": "", **events} if is_out else events)
-                is_out = False
-            except HTTPException:  # what the parameters name does not exist, and never has
-                poller.send({"gone": ""})
-                return
-            except (HorsiesError, TimeoutError) as error:
-                is_out = True
-                if isinstance(error, BrokerError):  # a database that is not there is no database under load
-                    started = time.monotonic()
-                poller.send({"outage": str(error) or "the database did not answer in time"})
-            except Exception:
-                is_out = True
-                log.exception("web: live updates of %s failed, trying again", poller.topic.name)
-                poller.send({"outage": "This part of the page failed. The log of the dashboard has the reason."})
-            rest_s = min(REST * (time.monotonic() - started), MAX_REST_S)
-            await asyncio.sleep(max(poller.topic.interval_s, rest_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(part.due for part in poller.parts) - time.monotonic())):
+                    await poller.wake.wait()
+
+    async def _update(self, poller: _Poller, part: _Part) -> bool:
+        """Read a part and send what has changed. Whatever fails is shown, and tried again. Return whether what is shown exists."""
+        started, was_out = time.monotonic(), any(each.has_failed for each in poller.parts)
+        part.has_failed = True
+        try:
+            async with self._reads, asyncio.timeout(READ_TIMEOUT_S):
+                started = part.read_at = time.monotonic()
+                ops = self._shared.of(self._ops(), is_fresh=part.is_stale)
+                part.is_stale = False
+                data = await part.topic.read(ops, poller.params)
+            if data is None:
+                return False
+            events = {
+                name: self._renderer.render(template, poller.prefix, **data)
+                for name, template in part.topic.fragments.items()
+            }
+            part.has_failed = False
+            is_over = was_out and not any(each.has_failed for each in poller.parts)
+            poller.send({"outage": "", **events} if is_over else events)
+        except HTTPException:  # what the parameters name does not exist, and never has
+            return False
+        except (HorsiesError, TimeoutError) as error:
+            if isinstance(error, BrokerError):  # a database that is not there is no database under load
+                started = time.monotonic()
+            poller.send({"outage": str(error) or "the database did not answer in time"})
+        except Exception:
+            log.exception("web: live updates of %s failed, trying again", part.topic.name)
+            poller.send({"outage": "This part of the page failed. The log of the dashboard has the reason."})
+        ended = time.monotonic()
+        part.add(ended - started)
+        load = sum(each.load for poller in self._pollers.values() for each in poller.parts)
+        rest_s = min(part.period_s * max(1.0, load / BUDGET), MAX_REST_S)
+        part.due = ended + max(rest_s, part.topic.interval_s)
+        return True
 
 
 class _EventStream(Response):

@@ -22,7 +22,7 @@ from horsies.tasks.inspect import TaskFilter, TaskSummary, WorkerSummary
 from horsies.tasks.queues import QueueSummary
 from horsies.tasks.workers import to_worker_id
 from horsies.web.charts import Bucket, latency_chart, load_chart, memory_chart, throughput_chart, to_buckets
-from horsies.web.live import Params, Topic
+from horsies.web.live import RARE_SHARE, Params, Topic
 from horsies.web.view import Page, View
 
 HOUR, DAY = 60, 24 * 60
@@ -90,31 +90,54 @@ async def show_overview(view: View) -> Response:
 
 
 async def read_overview(ops: Ops, params: Params) -> dict[str, Any]:
-    minutes = _minutes(params)
-    findings, queues, series, errors = await asyncio.gather(
-        ops.findings_async(),
+    return await _read_parts(OVERVIEW, ops, params)
+
+
+async def _read_parts(topic: Topic, ops: Ops, params: Params) -> dict[str, Any]:
+    """Read all that a page shows."""
+    parts = await asyncio.gather(*(part.read(ops, params) for part in (topic, *topic.others)))
+    return {name: value for part in parts if part is not None for name, value in part.items()}
+
+
+async def _read_now(ops: Ops, _params: Params) -> dict[str, Any]:
+    """Read what changes all the time."""
+    queues, running, workers = await asyncio.gather(
         ops.list_queues_async(),
-        read_series(ops, minutes),
-        ops.error_groups_async(hours=minutes / 60, limit=TOP),
-    )
-    running, workers, dead, workflows, counts = await asyncio.gather(
         ops.list_running_async(limit=LONGEST),
         ops.list_workers_async(),
+    )
+    return {
+        "queues": sorted(queues, key=_is_busy)[:FEW],
+        "queue_count": len(queues),
+        "waiting": sum(queue.waiting for queue in queues),
+        "more_waiting": any(queue.more_waiting for queue in queues),
+        "in_flight": sum(queue.running for queue in queues),
+        "running": running,
+        "workers": sorted(workers, key=_is_missing)[:FEW],
+        "worker_count": len(workers),
+        "stale_s": STALE_S,
+    }
+
+
+async def _read_findings(ops: Ops, _params: Params) -> dict[str, Any]:
+    return _data_of_worst_findings(await ops.findings_async())
+
+
+async def _read_charts(ops: Ops, params: Params) -> dict[str, Any]:
+    return await read_series(ops, _minutes(params))
+
+
+async def _read_others(ops: Ops, params: Params) -> dict[str, Any]:
+    minutes = _minutes(params)
+    errors, dead, workflows, counts = await asyncio.gather(
+        ops.error_groups_async(hours=minutes / 60, limit=TOP),
         ops.list_dead_workers_async(limit=TOP),
         ops.list_workflows_async(statuses=OPEN, limit=UNDER_WAY),
         ops.count_workflows_async(),
     )
     return {
-        **_data_of_worst_findings(findings),
-        **series,
-        "queues": sorted(queues, key=_is_busy)[:FEW],
-        "queue_count": len(queues),
-        "waiting": sum(queue.waiting for queue in queues),
-        "in_flight": sum(queue.running for queue in queues),
+        "minutes": minutes,
         "errors": errors,
-        "running": running,
-        "workers": sorted(workers, key=_is_missing)[:FEW],
-        "worker_count": len(workers),
         "dead": dead,
         "runs": workflows.runs,
         "run_counts": counts,
@@ -197,25 +220,31 @@ async def show_queue(view: View) -> Response:
 
 
 async def read_queue(ops: Ops, params: Params) -> dict[str, Any]:
-    name, minutes = params.get("name", ""), _minutes(params)
-    queues, series, totals, workers, findings = await asyncio.gather(
-        ops.list_queues_async(),
-        read_series(ops, minutes, queue_name=name),
-        ops.task_totals_async(minutes=minutes, queue_name=name),
-        ops.list_workers_async(),
-        ops.findings_async(),
+    return await _read_parts(QUEUE, ops, params)
+
+
+async def _read_queue_now(ops: Ops, params: Params) -> dict[str, Any]:
+    name = params.get("name", "")
+    queues, workers, findings = await asyncio.gather(
+        ops.list_queues_async(), ops.list_workers_async(), ops.findings_async()
     )
     queue = next((each for each in queues if each.name == name), None)
-    about = [each for each in findings if each.data.get("queue") == name]
     return {
-        **_data_of_findings(about),
-        **series,
+        **_data_of_findings([each for each in findings if each.data.get("queue") == name]),
         "queue": queue or QueueSummary(name),
         "exists": queue is not None,
-        "task_totals": totals[:PER_PAGE],
         "workers": [worker for worker in workers if name in worker.queues][:PER_PAGE],
         "stale_s": STALE_S,
     }
+
+
+async def _read_queue_history(ops: Ops, params: Params) -> dict[str, Any]:
+    name, minutes = params.get("name", ""), _minutes(params)
+    series, totals = await asyncio.gather(
+        read_series(ops, minutes, queue_name=name),
+        ops.task_totals_async(minutes=minutes, queue_name=name),
+    )
+    return {**series, "task_totals": totals[:PER_PAGE]}
 
 
 # -- workers
@@ -318,41 +347,48 @@ PAGES: Sequence[Page] = (
     Page("/doctor", show_doctor),
     Page("/audit", show_audit),
 )
+OVERVIEW: Final = Topic(
+    "overview",
+    _read_now,
+    {name: f"live/{name}.html" for name in ("now", "few_queues", "running", "few_workers")},
+    others=(
+        Topic("overview: findings", _read_findings, {"findings": "live/findings.html"}, share=RARE_SHARE),
+        Topic(
+            "overview: charts",
+            _read_charts,
+            {"totals": "live/totals.html", "charts": "live/charts.html"},
+            share=RARE_SHARE,
+        ),
+        Topic(
+            "overview: others",
+            _read_others,
+            {name: f"live/{name}.html" for name in ("few_errors", "few_dead", "few_runs")},
+            share=RARE_SHARE,
+        ),
+    ),
+)
+QUEUE: Final = Topic(
+    "queue",
+    _read_queue_now,
+    {"state": "live/queue.html", "workers": "live/few_workers.html"},
+    others=(
+        Topic(
+            "queue: history",
+            _read_queue_history,
+            {"charts": "live/charts.html", "tasks": "live/queue_tasks.html"},
+            share=RARE_SHARE,
+        ),
+    ),
+)
 TOPICS: Sequence[Topic] = (
-    Topic(
-        "overview",
-        read_overview,
-        {
-            name: f"live/{name}.html"
-            for name in (
-                "findings",
-                "totals",
-                "charts",
-                "few_queues",
-                "few_errors",
-                "running",
-                "few_workers",
-                "few_dead",
-                "few_runs",
-            )
-        },
-    ),
+    OVERVIEW,
+    QUEUE,
     Topic("queues", read_queues, {"queues": "live/queues.html"}),
-    Topic(
-        "queue",
-        read_queue,
-        {
-            "state": "live/queue.html",
-            "charts": "live/charts.html",
-            "tasks": "live/queue_tasks.html",
-            "workers": "live/few_workers.html",
-        },
-    ),
     Topic("workers", read_workers, {"workers": "live/workers.html", "dead": "live/dead_workers.html"}),
     Topic(
         "worker",
         read_worker,
         {"state": "live/worker.html", "children": "live/children.html", "charts": "live/worker_charts.html"},
     ),
-    Topic("doctor", read_doctor, {"findings": "live/findings.html"}),
+    Topic("doctor", read_doctor, {"findings": "live/findings.html"}, share=RARE_SHARE),
 )

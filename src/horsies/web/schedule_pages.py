@@ -9,7 +9,7 @@ from starlette.responses import Response
 from horsies.model.errors import NodeNotFoundError
 from horsies.ops.api import Ops
 from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
-from horsies.web.live import Topic
+from horsies.web.live import RARE_SHARE, Topic
 from horsies.web.view import Page, View
 
 PER_PAGE: Final = 100
@@ -106,7 +106,7 @@ def pattern_in_words(info: ScheduleInfo) -> str:
 
 PAGES: Sequence[Page] = (Page("/schedules", list_schedules), Page("/schedules/{name}", show_schedule))
 TOPICS: Sequence[Topic] = (
-    Topic("schedules", read_schedules, {"schedules": "live/schedules.html"}),
+    Topic("schedules", read_schedules, {"schedules": "live/schedules.html"}, share=RARE_SHARE),
     Topic("schedule", read_schedule, {"state": "live/schedule_state.html", "runs": "live/schedule_runs.html"}),
 )
 FILTERS: Mapping[str, Callable[..., Any]] = {"in_words": pattern_in_words, "is_failing": is_failing}
