@@ -21,7 +21,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-django check format docs cover bench bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
+.PHONY: help demo test test-django check format docs cover bench bench-dashboards bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,9 @@ bench: $(ready) ## run the benchmarks
 
 bench-growth: $(ready) ## compare the rate with a million rows, 500 queues, an old snapshot or 62 idle workers to an empty database
 	$(bin)/python -m benchmarks.growth $(ARGS)
+
+bench-dashboards: $(ready) ## measure what 50 open pages of the dashboard cost a worker that drains a backlog; 10 minutes
+	$(bin)/python -m benchmarks.dashboards $(ARGS)
 
 bench-mix: $(ready) ## mix fast and slow tasks, and measure what waits behind what
 	$(bin)/python -m benchmarks.mix $(ARGS)
