@@ -109,9 +109,7 @@ async def test_hostile_texts_break_no_page_and_no_stream(
         assert "<script>window" not in page, path
         assert 'onerror="window' not in page, path
         assert "<svg onload" not in page, path
-        assert "javascript:window" not in re.sub(r">[^<]*<", "><", page).replace("title=", "") or not re.search(
-            r'(?:href|src|action)="javascript:', page
-        ), path
+        assert not re.search(r'(?:href|src|action)="\s*javascript:', page), path
 
 
 async def test_hostile_parameters_are_errors_of_the_client_at_most(

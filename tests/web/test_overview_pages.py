@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import psycopg
 import pytest
@@ -15,7 +14,7 @@ from horsies.web import Role, User
 from horsies.web.filters import age
 from horsies.web.overview_pages import FINDINGS
 from horsies.web.security import Credential, hash_password
-from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems
+from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems, page_problems
 from tests.fixtures.everything import HOSTILE, NAME_LENGTH, Everything, add_failure
 from tests.fixtures.situations import Situations
 from tests.web.conftest import Serve
@@ -58,17 +57,8 @@ async def test_every_page_is_accessible_and_fits(
             assert answer is not None
             assert answer.status == (404 if path == "/no-such-page" else 200), path
             # axe takes a second; what differs on a phone is around the content.
-            found = (
-                await accessibility_problems(page) if size != PHONE or path in {"/", "/queues/reports?purge=1"} else []
-            )
-            if await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                found.append("it is wider than the screen")
-            levels = await page.eval_on_selector_all(
-                "main :is(h1, h2, h3)", "all => all.map(each => Number(each.tagName[1]))"
-            )
-            if levels[:1] != [1] or any(after > before + 1 for before, after in pairwise(levels)):
-                found.append(f"headings are {levels}")
-            if found:
+            with_axe = size != PHONE or path in {"/", "/queues/reports?purge=1"}
+            if found := await page_problems(page, with_axe=with_axe):
                 problems[path] = found
     assert problems == {}
 

@@ -1,7 +1,6 @@
 """Schedules in a real browser."""
 
 import re
-from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -9,7 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from horsies.web import Role, User
-from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems
+from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, page_problems
 from tests.fixtures.everything import HOSTILE, Everything
 from tests.web.conftest import Serve
 
@@ -43,15 +42,7 @@ async def test_every_page_is_accessible_and_fits(
             answer = await page.goto(address + path)
             assert answer is not None
             assert answer.status == 200, path
-            found = await accessibility_problems(page)
-            if await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                found.append("it is wider than the screen")
-            levels = await page.eval_on_selector_all(
-                "main :is(h1, h2, h3)", "all => all.map(each => Number(each.tagName[1]))"
-            )
-            if levels[:1] != [1] or any(after > before + 1 for before, after in pairwise(levels)):
-                found.append(f"headings are {levels}")
-            if found:
+            if found := await page_problems(page):
                 problems[path] = found
     assert problems == {}
 

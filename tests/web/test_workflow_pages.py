@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
-from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.graph import Graph, Node, NodeKind, OnError
 from horsies.model.task import TaskOptions
 from horsies.web import Role, User
-from tests.fixtures.browsers import IN_BROWSER, NewContext, accessibility_problems
+from tests.fixtures.browsers import IN_BROWSER, NewContext, page_problems
 from tests.fixtures.everything import HOSTILE, Everything
 from tests.web.conftest import Serve
 from tests.workflows.steps import ending_of, node, start_run, take_batch
@@ -130,15 +129,7 @@ async def test_every_page_is_accessible_and_fits(
                 await expect(page.locator("#graph a").first).to_be_visible()
                 await scale(page)
                 assert await page.evaluate(IN_SIGHT), path
-            found = await accessibility_problems(page)
-            if await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                found.append("it is wider than the screen")
-            levels = await page.eval_on_selector_all(
-                "main :is(h1, h2, h3)", "all => all.map(each => Number(each.tagName[1]))"
-            )
-            if levels[:1] != [1] or any(after > before + 1 for before, after in pairwise(levels)):
-                found.append(f"headings are {levels}")
-            if found:
+            if found := await page_problems(page):
                 problems[path] = found
     assert problems == {}
 

@@ -193,6 +193,8 @@ class Ops:
 
         return audited(self.actor, "reveal task", full_id, run, lambda view: int(view is not None)) if reveal else run
 
+    show_task_async = show_task.for_asyncio
+
     def _without_hidden_messages(self, tasks: Sequence[TaskSummary]) -> list[TaskSummary]:
         """Hide what errors of tasks say that only the code of the app calls sensitive; for the others the query does."""
         return [
@@ -206,8 +208,6 @@ class Ops:
         """Whether the code of the app says so, if there is code: the row may have been written by hand, or before the task was declared sensitive."""
         task = self._app.known_tasks.get(task_name)
         return task is not None and task.is_sensitive
-
-    show_task_async = show_task.for_asyncio
 
     @operation
     def list_attempt_logs(

@@ -296,8 +296,8 @@ class Dashboard:
             return PlainTextResponse("A valid token is required.", 401, {"WWW-Authenticate": "Bearer"})
         view = self._view(request, None)
         login = view.url("/login", next=view.path if request.method == "GET" else "/")
-        if "HX-Request" in request.headers or "text/event-stream" in request.headers.get("accept", ""):
-            return PlainTextResponse("Log in first.", 401, {"HX-Redirect": login})
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return PlainTextResponse("Log in first.", 401)
         return RedirectResponse(login, 303)
 
     def _cookie_name(self, request: Request, kind: str = "session") -> str:
@@ -379,7 +379,7 @@ class Dashboard:
 
     def _finished(self, request: Request, response: Response) -> Response:
         """Set the cookie of a new browser, and remove a message that was shown."""
-        if "text/html" in response.headers.get("content-type", "") and "HX-Request" not in request.headers:
+        if "text/html" in response.headers.get("content-type", ""):
             if cookie := request.scope.get("horsies.new_cookie"):
                 self._set_cookie(request, response, cookie)
             if self._cookie_name(request, "flash") in request.cookies:

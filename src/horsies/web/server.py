@@ -20,7 +20,7 @@ MAX_CONNECTIONS: Final = 1_000
 MAX_CONNECTIONS_OF_ONE: Final = 200  # address, unless it is a proxy's
 
 
-class ImpatientProtocol(H11Protocol):
+class LimitedProtocol(H11Protocol):
     """Closes connections whose client sends no request or does not read the answer, and those of an address that has too many."""
 
     proxies: ClassVar[Sequence[Network]] = ()
@@ -48,5 +48,5 @@ class ImpatientProtocol(H11Protocol):
         self._watch = self.loop.call_later(CHECK_S, self._check)
 
 
-def protocol_for(proxies: Iterable[str]) -> type[ImpatientProtocol]:
-    return type("Protocol", (ImpatientProtocol,), {"proxies": parse_networks(proxies)})
+def protocol_for(proxies: Iterable[str]) -> type[LimitedProtocol]:
+    return type("Protocol", (LimitedProtocol,), {"proxies": parse_networks(proxies)})

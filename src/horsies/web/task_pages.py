@@ -502,7 +502,7 @@ TOPICS: Sequence[Topic] = (
     Topic(
         "tasks",
         read_tasks,
-        {"rows": "live/task_rows.html", "new": "live/task_news.html"},
+        {"rows": "live/task_rows.html", "new": "live/new_tasks.html"},
         interval_s=LIST_INTERVAL_S,
     ),
     Topic(

@@ -83,11 +83,6 @@ class View:
         return self.request.path_params
 
     @property
-    def is_fragment(self) -> bool:
-        """Whether htmx requests a part of a page."""
-        return self.request.headers.get("HX-Request") == "true" and "HX-Boosted" not in self.request.headers
-
-    @property
     def name(self) -> str:
         """The part `{name}` of the path, from a link such as `url("/queues/" ~ name|segment)`."""
         return unquote(self.path_params["name"])

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -16,6 +15,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import Graph, Join, Node, NodeKind, NodeStatus, WorkflowStatus
 from horsies.ops.api import Ops
+from horsies.tasks.ids import to_workflow_id
 from horsies.web.actions import FormError
 from horsies.web.filters import cut, visible
 from horsies.web.live import Topic
@@ -60,7 +60,7 @@ async def read_workflows(ops: Ops, params: Mapping[str, str]) -> Mapping[str, An
             message=_text(params, "message"),
             since=since,
             limit=RUNS_PER_PAGE,
-            after=after and str(_workflow_id(after)),
+            after=after and _workflow_id(after),
         )
     except ValueError as error:
         raise FormError(str(error)) from error
@@ -188,7 +188,7 @@ async def open_node(view: View) -> Response:
 
 def _workflow_id(text: str) -> str:
     try:
-        return str(UUID(text))
+        return to_workflow_id(text)
     except ValueError:
         raise HTTPException(404) from None
 

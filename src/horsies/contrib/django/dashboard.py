@@ -42,7 +42,7 @@ def authorize(request: Request) -> User | Response | None:
             return User(user.get_username(), Role.OPERATOR)
         if user.is_active and user.is_staff and user.has_perm(VIEW):
             return User(user.get_username(), Role.READ_ONLY)
-        if user.is_authenticated or request.method != "GET" or "HX-Request" in request.headers:
+        if user.is_authenticated or request.method != "GET":
             return None
         return RedirectResponse(f"{_login_url()}?next={quote(request.url.path)}", 303)
     finally:
