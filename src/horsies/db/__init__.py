@@ -1,4 +1,4 @@
-"""The door to PostgreSQL: the only room that imports psycopg."""
+"""Access to PostgreSQL: the only folder that imports psycopg."""
 
 import sys
 from pathlib import PurePath

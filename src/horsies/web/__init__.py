@@ -2,7 +2,7 @@
 
 `dashboard(app, authorize=…)` makes it, `horsies web` serves it alone. Its parts:
 
-- `dashboard.py` assembles it. `security.py` decides who a request is from, and refuses those that are from a stranger or from another site.
+- `dashboard.py` assembles it. `security.py` decides who a request is from, and refuses those without a user, and those that another site has caused.
 - `view.py` has `View`, what every page and action gets: `ops` (acting as the user), `user` with its `role`, `url("/tasks", status="FAILED")` (a link
   under any prefix), `static("app.css")`, `render("tasks.html", tasks=…)`.
 - `pages.py` and what it imports are the pages: `PAGES` (`Page("/tasks/{task_id}", show_task)`; a page is `async def show_task(view: View) ->

@@ -387,7 +387,7 @@ class Dashboard:
         return response
 
     def _error_page(self, request: Request, status: int, message: str, user: User | None = None) -> Response:
-        if user is None:  # a stranger learns nothing of the reason
+        if user is None:  # without a login, no reason is shown
             is_ours = status < 500  # noqa: PLR2004 - not a failure of the server
             return PlainTextResponse(message if is_ours else "The dashboard failed. Its log has the reason.", status)
         if self._bearer(request) is not None:
