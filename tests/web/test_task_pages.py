@@ -77,11 +77,12 @@ async def test_every_page_with_one_of_everything(
         "/tasks", "/tasks?order=running", "/tasks?statuses=FAILED&since=1d&worker=ffff", "/tasks?key=nothing", "/errors", "/errors?hours=1&task_name=deliver",
         "/search?q=e", "/search", "/tasks/bulk?action=retry&statuses=FAILED&since=1d", "/tasks/bulk?action=purge&task_name=none&until=1h",
     ]  # fmt: skip
+    alike = tasks[10:]  # more tasks with hostile texts, whose elements are those of the first two
     for path in [*lists, *tasks]:
         await page.goto(shown + path.replace("&worker=ffff", ""))
         assert await page.locator("h1").count() == 1
         assert await overflow(page) <= 0, path
-        assert await accessibility_problems(page) == [], path
+        assert await accessibility_problems(page, with_contrast=path not in alike) == [], path
 
 
 async def test_hostile_texts_are_shown_and_do_not_run(filled: Everything, shown: str, page: Page) -> None:
