@@ -1,7 +1,7 @@
 """`dashboard`: its routes, and what happens around every request.
 
-All routes are made in `Dashboard._routes`, and each but the static files, the login and its form goes through `_guarded`, which finds out who the user is. Every POST
-goes through `_posted` before that: only there are forms read, and their size, origin and token checked.
+All routes are made in `Dashboard._routes`, and each but the static files, the login and its form goes through `_guard`, which finds out who the user is. Every POST
+goes through `_with_form` before that: only there are forms read, and their size, origin and token checked.
 """
 
 from __future__ import annotations
@@ -163,16 +163,16 @@ class Dashboard:
         return [
             Route("/static/{version}/{path:path}", self._static, methods=["GET"]),
             Route("/login", self._show_login, methods=["GET"]),
-            Route("/login", self._posted(self._log_in), methods=["POST"]),
-            Route("/logout", self._posted(self._log_out), methods=["POST"]),
+            Route("/login", self._with_form(self._log_in), methods=["POST"]),
+            Route("/logout", self._with_form(self._log_out), methods=["POST"]),
             *(
                 Route(f"/actions/{action.name}", self._action(action), methods=["POST"])
                 for action in (*ACTIONS, *TASK_ACTIONS, *self._jobs.actions)
             ),
-            Route("/live/{topic}", self._guarded(self._stream, is_use=False), methods=["GET"]),
-            Route("/jobs/{job_id}", self._guarded(self._jobs.show), methods=["GET"]),
+            Route("/live/{topic}", self._guard(self._stream, is_use=False), methods=["GET"]),
+            Route("/jobs/{job_id}", self._guard(self._jobs.show), methods=["GET"]),
             *(Route(page.path, self._page(page), methods=["GET"]) for page in PAGES),
-            Route("/{path:path}", self._guarded(_not_found), methods=["GET"]),
+            Route("/{path:path}", self._guard(_not_found), methods=["GET"]),
         ]
 
     # -- around every request
@@ -184,7 +184,7 @@ class Dashboard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        scope = self._prepared(scope)
+        scope = self._prepare_scope(scope)
         request = Request(scope)
         has_unread_body = _has_body(request) and scope.get("http_version", "1.1").startswith("1")
 
@@ -207,7 +207,7 @@ class Dashboard:
         answer = self._router if (refusal := self._refusal(request)) is None else refusal
         await answer(scope, receive_body, send_with_headers)
 
-    def _prepared(self, scope: Scope) -> Scope:
+    def _prepare_scope(self, scope: Scope) -> Scope:
         """Return the scope of a request with what a trusted proxy says of it, and a path that begins with a slash below the prefix."""
         scope = dict(scope)
         if scope["path"] == scope.get("root_path"):
@@ -301,7 +301,7 @@ class Dashboard:
         return RedirectResponse(login, 303)
 
     def _cookie_name(self, request: Request, kind: str = "session") -> str:
-        """Cookies know no ports, so the name has it: dashboards on several ports of a machine do not replace each other's.
+        """Name a cookie. Cookies know no ports, so the name has it: dashboards on several ports of a machine do not replace each other's.
 
         With https, browsers refuse cookies of these names from pages that were sent without encryption, and `__Host-` also from subdomains.
         """
@@ -355,7 +355,7 @@ class Dashboard:
             self._broker = PostgresBroker(own, purpose="dashboard", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
         return Ops(self._app, "dashboard", broker=self._broker)
 
-    def _guarded(self, handle: Handler, *, is_use: bool = True, timeout_s: float = PAGE_TIMEOUT_S) -> Endpoint:
+    def _guard(self, handle: Handler, *, is_use: bool = True, timeout_s: float = PAGE_TIMEOUT_S) -> Endpoint:
         """Call a handler for users only, and answer with a page whatever goes wrong in it."""
 
         async def answer(request: Request) -> Response:
@@ -373,11 +373,11 @@ class Dashboard:
                 status, message = _explain(error)
                 response = self._error_page(request, status, message, user)
                 response.headers.update(getattr(error, "headers", None) or {})
-            return self._finished(request, response)
+            return self._finish(request, response)
 
         return answer
 
-    def _finished(self, request: Request, response: Response) -> Response:
+    def _finish(self, request: Request, response: Response) -> Response:
         """Set the cookie of a new browser, and remove a message that was shown."""
         if "text/html" in response.headers.get("content-type", ""):
             if cookie := request.scope.get("horsies.new_cookie"):
@@ -401,7 +401,7 @@ class Dashboard:
     # -- pages
 
     def _page(self, page: Page) -> Endpoint:
-        return self._guarded(page.show)
+        return self._guard(page.show)
 
     async def _stream(self, view: View) -> Response:
         topic = self.live.topics.get(view.path_params["topic"])
@@ -437,7 +437,7 @@ class Dashboard:
 
     # -- forms
 
-    def _posted(self, handle: Callable[[Request, Form], Awaitable[Response]]) -> Endpoint:
+    def _with_form(self, handle: Callable[[Request, Form], Awaitable[Response]]) -> Endpoint:
         """Read a form that a page of ours sent. Nothing of it was read if its size or its origin is wrong."""
 
         async def answer(request: Request) -> Response:
@@ -475,9 +475,9 @@ class Dashboard:
                 finally:
                     self.live.refresh()
 
-            return await self._guarded(checked, timeout_s=ACTION_TIMEOUT_S)(request)
+            return await self._guard(checked, timeout_s=ACTION_TIMEOUT_S)(request)
 
-        return self._posted(act)
+        return self._with_form(act)
 
     async def _act(self, action: Action, view: View, form: Form) -> Response:
         try:
@@ -513,7 +513,7 @@ class Dashboard:
 
     def _login_page(self, request: Request, to: str | None, problem: str = "", status: int = 200) -> Response:
         view = self._view(request, None)
-        return self._finished(request, view.render("login.html", status=status, next=to or "/", problem=problem))
+        return self._finish(request, view.render("login.html", status=status, next=to or "/", problem=problem))
 
     async def _log_in(self, request: Request, form: Form) -> Response:
         if self._credentials is None or not self._credentials.have_passwords:

@@ -88,11 +88,11 @@ class TooManyStreamsError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Viewer:
-    """One stream. None in its queue is the end."""
+    """One stream."""
 
     user: str
     session: str
-    queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue[bytes | None](MAX_WAITING))
+    queue: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue[bytes](MAX_WAITING))
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, event: bytes) -> None:
@@ -120,7 +120,7 @@ class _Part:
 
     @property
     def cost_s(self) -> float:
-        """The average of the last times without the longest: one that was slow by chance, such as the first, does not count."""
+        """The average time of the last reads without the longest: one that was slow by chance, such as the first, does not count."""
         return fmean(sorted(self._took_s)[:-1]) if len(self._took_s) > 1 else 0.0
 
     @property
@@ -178,7 +178,7 @@ class SharedReads:
         """Until when they are used."""
 
     def of(self, ops: Ops, *, is_fresh: bool) -> Ops:
-        """`is_fresh`: everything is read, and the results are shared."""
+        """Return operations that share what they read. With `is_fresh` everything is read again."""
         return cast("Ops", _SharedOps(ops, self._results, is_fresh=is_fresh))
 
 
@@ -411,12 +411,9 @@ class _EventStream(Response):
                     return
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
-                    next_event = await self._viewer.queue.get()
+                    event = await self._viewer.queue.get()
             except TimeoutError:
-                next_event = b": still here\n\n"
-            if next_event is None:
-                return
-            event = next_event
+                event = b": still here\n\n"
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

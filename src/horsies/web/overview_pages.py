@@ -65,13 +65,13 @@ REMEDIES: Final[Mapping[FindingCode, Sequence[Remedy]]] = {
 
 
 def _data_of_findings(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The worst first."""
+    """Return what a list of findings shows, the worst first."""
     ordered = sorted(findings, key=lambda each: -each.severity)
     return {"findings": ordered, "more": 0, "is_brief": False, "remedies": REMEDIES}
 
 
 def _data_of_worst_findings(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Those that fit the first screen, each in a line or two. Many of one kind must not hide another kind."""
+    """Return what the overview shows: those that fit the first screen, each in a line or two. Many of one kind must not hide another kind."""
     data = _data_of_findings(findings)
     seen, shown = Counter[FindingCode](), list[Finding]()
     for finding in data["findings"]:
@@ -176,7 +176,7 @@ async def read_series(ops: Ops, minutes: int, **names: str) -> dict[str, Any]:
 
 
 async def _read_day(ops: Ops, names: Mapping[str, str]) -> Sequence[MinutePoint]:
-    """The last hour as it is, and what was before it as it was some minutes ago: it hardly changes, and takes twenty times as long to read."""
+    """Read the last hour now, and use what was before it as it was some minutes ago: it hardly changes, and takes twenty times as long to read."""
     kept = _days.setdefault(ops.broker, OrderedDict())
     key = tuple(sorted(names.items()))
     hour = await ops.time_series_async(minutes=HOUR, **names)
@@ -267,7 +267,7 @@ async def show_worker(view: View) -> Response:
 
 
 async def read_worker(ops: Ops, params: Params) -> dict[str, Any] | None:
-    """None if nothing is known of it, or not any more."""
+    """Read all that is known of a worker; None if nothing is known of it, or not any more."""
     try:
         worker_id = to_worker_id(params.get("worker_id", ""))
     except ValueError:
@@ -311,7 +311,7 @@ async def show_doctor(view: View) -> Response:
 
 
 async def _run_all_checks(ops: Ops) -> Sequence[Finding]:
-    """Once at a time, for all who ask: it takes seconds, a thread and connections of its own."""
+    """Run all checks, once at a time for all who request it: it takes seconds, a thread and connections of its own."""
     running = _checks.get(ops.broker)
     if running is None or running.done():
         running = _checks[ops.broker] = asyncio.ensure_future(ops.findings_async(all_checks=True))

@@ -25,7 +25,7 @@ async def list_schedules(view: View) -> Response:
 
 
 async def read_schedules(ops: Ops, params: Mapping[str, str]) -> Mapping[str, Any]:
-    """Those that fail come first, then those that an operator has paused."""
+    """List a page of schedules. Those that fail come first, then those that an operator has paused."""
     text, page = params.get("text", "").strip(), _page(params)
     stored = [
         info for info in await ops.list_schedules_async() if text.lower() in f"{info.name} {info.task_name}".lower()

@@ -163,7 +163,7 @@ class Renderer:
         if self.payloads == "show":
             return text
         try:
-            return json.dumps(_masked(json.loads(text)), ensure_ascii=False)
+            return json.dumps(_mask(json.loads(text)), ensure_ascii=False)
         except (ValueError, RecursionError):  # cut off, or not JSON
             return MASKED
 
@@ -190,12 +190,12 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _masked(value: Any) -> object:
+def _mask(value: Any) -> object:
     match value:
         case dict():
-            return {name: _masked(item) for name, item in cast("dict[str, Any]", value).items()}
+            return {name: _mask(item) for name, item in cast("dict[str, Any]", value).items()}
         case list():
-            return [_masked(item) for item in cast("list[Any]", value)]
+            return [_mask(item) for item in cast("list[Any]", value)]
         case None:
             return None
         case _:

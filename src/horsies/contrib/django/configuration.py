@@ -107,11 +107,11 @@ def _unknown_options(options: Mapping[Any, Any]) -> Sequence[str]:
 def _app_config(options: dict[str, Any], problems: list[str]) -> AppConfig | None:
     for name, kind in NESTED.items():
         if isinstance(options.get(name), Mapping):
-            options[name] = _made(kind, options[name], name, problems)
+            options[name] = _make_part(kind, options[name], name, problems)
     queues = options.get("custom_queues")
     if isinstance(queues, Sequence) and not isinstance(queues, str):
         options["custom_queues"] = [
-            _made(CustomQueueConfig, queue, f"custom_queues[{position}]", problems)
+            _make_part(CustomQueueConfig, queue, f"custom_queues[{position}]", problems)
             if isinstance(queue, Mapping)
             else queue
             for position, queue in enumerate(queues)
@@ -135,7 +135,7 @@ def _app_config(options: dict[str, Any], problems: list[str]) -> AppConfig | Non
     return made[0] if made else None
 
 
-def _made(kind: Callable[..., Any], values: Mapping[str, Any], name: str, problems: list[str]) -> Any:
+def _make_part(kind: Callable[..., Any], values: Mapping[str, Any], name: str, problems: list[str]) -> Any:
     made: list[Any] = []
     problems += [f"{name}: {problem}" for problem in _problems_of(lambda: made.append(kind(**values)))]
     return made[0] if made else None
