@@ -40,6 +40,7 @@ LANGUAGES: Final = {
 
 _LINK: Final = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 _FENCE: Final = re.compile(r"^ *```.*?^ *``` *$", re.MULTILINE | re.DOTALL)
+_COMMENT: Final = re.compile(r"^<!--.*?-->\n*", re.MULTILINE | re.DOTALL)  # such as the setup of a snippet, for tests
 _DIRECTIVE: Final = re.compile(r"^::: (\S+)\n(?: {4}.*\n|\n(?= {4}))*", re.MULTILINE)
 
 
@@ -181,7 +182,8 @@ def on_post_build(config: MkDocsConfig) -> None:
     listed: dict[str, list[str]] = {}
     full: list[str] = []
     for page in _pages:
-        text = with_docstrings(rewrite_links(page.file.content_string, page.file.src_uri), _root(config) / "src")
+        prose = _COMMENT.sub("", page.file.content_string)
+        text = with_docstrings(rewrite_links(prose, page.file.src_uri), _root(config) / "src")
         copy = site / page.file.src_uri
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
