@@ -10,6 +10,7 @@ from enum import Enum
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from playwright.async_api import Browser
@@ -94,7 +95,7 @@ def test_a_page_loads_nothing_from_elsewhere_and_all_its_links_lead_somewhere(si
             path, _, heading = address.partition("#")
             if re.match(r"[a-z]+:", address):
                 continue
-            target = (page.parent / path).resolve() if path else page
+            target = (page.parent / unquote(path)).resolve() if path else page
             assert target.exists(), f"{page}: {address}"
             assert not heading or target not in pages or heading in pages[target].ids, f"{page}: {address}"
     sheets = "".join(sheet.read_text() for sheet in site.rglob("*.css"))
