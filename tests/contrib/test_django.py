@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -12,17 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.fixtures.databases import refuse_leftovers
 from tests.fixtures.journey import column, row
+from tests.fixtures.processes import run_module
 from tests.fixtures.server import DatabaseServer
 from tests.fixtures.workers import READY, Program
 
-pytestmark = pytest.mark.timeout(240)  # each test starts several processes, each of which imports Django
+pytestmark = pytest.mark.timeout(300)  # each test starts several processes, each of which imports Django
 
 PROJECT = Path(__file__).with_name("django_project")
+PAGE = Path(__file__).parents[2] / "docs" / "django.md"
 QUEUES = {
     "PROJECT_HORSIES": '{"custom_queues": [{"name": "default"}, {"name": "slow"}]}',
     "PROJECT_QUEUES": '["default", "slow"]',
@@ -39,8 +44,8 @@ class Project:
     def __init__(self, database_url: str) -> None:
         self.env = {"PROJECT_DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "mysite.settings"}
 
-    def run(self, *words: str, env: Mapping[str, str] | None = None, code: int = 0) -> str:
-        """What a program of Python prints, both streams. It must end with this exit code."""
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> str:
+        """What Python prints, both streams. It must succeed."""
         done = subprocess.run(
             [sys.executable, *words],
             cwd=PROJECT,
@@ -49,29 +54,48 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=180,
+            timeout=280,
             check=False,
         )
-        assert done.returncode == code, done.stdout
+        assert done.returncode == 0, done.stdout
         return done.stdout
 
-    def manage(self, *words: str, **options: Any) -> str:
-        return self.run("manage.py", *words, **options)
+    def manage(self, *words: str, env: Mapping[str, str] | None = None, code: int = 0, module: str = "manage") -> str:
+        """What a command of manage.py prints, both streams. It must end with this exit code."""
+        env = {**os.environ, **self.env, **(env or {})}
+        done = run_module(module, *words, env=env, cwd=PROJECT, timeout_s=180)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
     def evaluate(self, code: str, *, env: Mapping[str, str] | None = None) -> Any:
         """Run code in the project, and return what it sets as `found`."""
-        prelude = "import django, json; django.setup()\n"
-        return json.loads(
-            self.run("-c", f"{prelude}{code}\nprint('<found>' + json.dumps(found))", env=env).rpartition("<found>")[2]
-        )
+        printed = self.manage(f"{code}\nprint('<found>' + json.dumps(found) + '<end>')", env=env, module="evaluate")
+        return json.loads(printed.rpartition("<found>")[2].partition("<end>")[0])
+
+
+@pytest.fixture(scope="session")
+def project_template(server: DatabaseServer) -> Generator[str]:
+    """The name of a database with the tables of the project, to be cloned."""
+    name = server.create_migrated()
+    Project(server.url(name)).manage("migrate", "--verbosity=0")
+    yield name
+    server.drop(name)
+
+
+@pytest.fixture
+def database(server: DatabaseServer, project_template: str) -> Generator[str]:
+    """The URL of a fresh database with the tables of the project."""
+    name = server.create(project_template)
+    yield server.url(name)
+    try:
+        refuse_leftovers(server, name)
+    finally:
+        server.drop(name)
 
 
 @pytest.fixture
 def project(database: str) -> Project:
-    """The project with its tables."""
-    project = Project(database)
-    project.manage("migrate", "--verbosity=0")
-    return project
+    return Project(database)
 
 
 class StartManaged(Protocol):
@@ -97,7 +121,7 @@ def managed() -> Generator[StartManaged]:
             script=cwd / "manage.py",
         )
         started.append(worker)
-        worker.wait_for_log(READY, 40)
+        worker.wait_for_log(READY, 120)
         return worker
 
     yield start
@@ -111,10 +135,23 @@ def managed() -> Generator[StartManaged]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["manage.py", "test"],
-        ["manage.py", "test", "--parallel", "2"],
+        ["manage.py", "test", "shop", *(["mail"] if HAS_TASKS else [])],
+        ["manage.py", "test", "shop.tests", "--parallel", "2"],
         ["-m", "pytest", "-p", "django", "-p", "no:cacheprovider", "-p", "no:randomly", "-q", "check_pytest.py"],
-        ["-m", "pytest", "-p", "django", "-p", "no:cacheprovider", "-q", "-n", "2", "shop/tests.py", "check_pytest.py"],
+        [
+            "-m",
+            "pytest",
+            "-p",
+            "django",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-n",
+            "2",
+            "shop/tests.py",
+            "-k",
+            "not Worker",
+        ],
     ],
     ids=["manage.py", "parallel", "pytest", "xdist"],
 )
@@ -123,8 +160,7 @@ def test_the_tests_of_the_project_use_the_test_database_only(
 ) -> None:
     if words[1] == "pytest" and find_spec("pytest_django") is None:
         pytest.skip("needs pytest-django")
-    labels = (["shop", "mail"] if HAS_TASKS else ["shop"]) if words[0] == "manage.py" else []
-    ran = project.run(*words, *labels, env=TASKS if HAS_TASKS else QUEUES)
+    ran = project.run(*words, env=TASKS if HAS_TASKS else QUEUES)
     assert "FAILED" not in ran.splitlines()[-1], ran
     assert row(sql, "select count(*) from horsies.all_tasks") == (0,)
     assert row(sql, "select count(*) from shop_order") == (0,)
@@ -140,7 +176,7 @@ def test_the_backport_works_with_django_6(project: Project) -> None:
 
 def test_a_test_without_a_database_reaches_none(project: Project, sql: psycopg.Connection) -> None:
     """The runner creates no test database then, so the settings name the real one."""
-    project.manage("test", "shop.tests.WithoutADatabase")
+    assert "Ran 2 tests" in project.manage("test", "shop.tests.WithoutADatabase", "shop.plain")
     assert row(sql, "select count(*) from horsies.all_tasks") == (0,)
 
 
@@ -163,12 +199,11 @@ def test_migrate_leaves_it_alone_if_that_is_configured(empty_database: str) -> N
 
 
 def test_every_command_knows_the_project(project: Project) -> None:
-    assert "NO_WORKERS" in project.manage("horsies", "status")
     assert json.loads(project.manage("horsies", "tasks", "list", "--json", "--settings=mysite.settings"))["tasks"] == []
     assert "Usage: manage.py horsies" in project.manage("horsies", "--help")
-    assert "NO_WORKERS" in project.run("-m", "horsies", "status")
-    called = "from django.core.management import call_command; call_command('horsies', 'queues', 'list')"
-    assert "default" in project.run("-c", f"import django; django.setup(); {called}")
+    assert "NO_WORKERS" in project.manage("status", module="horsies")
+    called = "from django.core.management import call_command\nfound = call_command('horsies', 'queues', 'list')"
+    assert project.evaluate(called) is None
 
 
 def test_makemigrations_finds_nothing(project: Project) -> None:
@@ -192,8 +227,8 @@ try:
         raise LookupError
 except LookupError:
     pass
-found = [early.get(timeout_ms=20_000).unwrap(), undone.get(timeout_ms=0).err.error_code, out.get(timeout_ms=20_000).unwrap()]
-found += [aconfirm.send(order.pk).get(timeout_ms=20_000).unwrap(), described.get(timeout_ms=20_000).unwrap()[0]]
+found = [early.get(timeout_ms=60_000).unwrap(), undone.get(timeout_ms=0).err.error_code, out.get(timeout_ms=60_000).unwrap()]
+found += [aconfirm.send(order.pk).get(timeout_ms=60_000).unwrap(), described.get(timeout_ms=60_000).unwrap()[0]]
 """
 
 
@@ -207,7 +242,7 @@ def test_a_worker_sets_django_up(method: str, project: Project, managed: StartMa
 def test_a_worker_without_manage_py(project: Project) -> None:
     worker = Program("worker", "--processes=1", env=project.env, cwd=PROJECT)
     try:
-        worker.wait_for_log(READY, 40)
+        worker.wait_for_log(READY, 120)
         assert project.evaluate(PLACE)[0] == "saddle"
         assert worker.terminate() == 0
     finally:
@@ -224,6 +259,7 @@ def blocking():
     with transaction.atomic():
         inside = async_to_sync(confirm.send_async)(1)
         assert inside.status() is None
+        assert async_to_sync(confirm.with_options(connection=None).send_async)(2).status() == "PENDING"
         raise LookupError
 async def view():
     order = await Order.objects.acreate(item="saddle")
@@ -240,61 +276,76 @@ found = len(app.ops.list_tasks().tasks)
 
 
 def test_sends_of_asyncio_code(project: Project) -> None:
-    assert project.evaluate(ASYNC_VIEW) == 1
+    assert project.evaluate(ASYNC_VIEW) == 2, "one outside, and one that opted out"
 
 
 WORKFLOW = """
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from horsies.contrib.django import app
 from shop.tasks import place
 node = place.node()("a")
 spec = app.workflow("placing", [node])
-try:
+def count():
+    return len(app.ops.list_tasks().tasks)
+found = []
+for start in (spec.start, async_to_sync(spec.start_async)):
+    for options in ({}, {"connection": None}):
+        try:
+            with transaction.atomic():
+                start(**options)
+                raise LookupError
+        except LookupError:
+            found.append(count())
     with transaction.atomic():
-        spec.start()
-        raise LookupError
-except LookupError:
-    pass
-found = [len(app.ops.list_tasks().tasks)]
-with transaction.atomic():
-    spec.start()
-found.append(len(app.ops.list_tasks().tasks))
+        start()
+    found.append(count())
 """
 
 
 def test_a_workflow_starts_with_the_transaction(project: Project) -> None:
-    assert project.evaluate(WORKFLOW) == [0, 1]
+    rolled_back, opted_out, committed = 0, 1, 2
+    assert project.evaluate(WORKFLOW) == [rolled_back, opted_out, committed, 2, 3, 4]
 
 
 # -- connections
 
-PIDS = """
-from shop.tasks import {task} as task
-results = [task.send().get(timeout_ms=20_000) for _ in range({count})]
-found = [result.ok for result in results]
+LOST = """
+from django.db import connection
+from shop.tasks import backend_pid
+def pids(count):
+    return [backend_pid.send().get(timeout_ms=60_000).ok for _ in range(count)]
+before = pids(4)
+with connection.cursor() as cursor:
+    for pid in set(before):
+        cursor.execute("select pg_terminate_backend(%s, 60000)", [pid])
+        assert cursor.fetchone() == (True,)
+found = [before, pids(6)]
 """
 
 
-@pytest.mark.parametrize("concurrency", ["1", "2"])
-@pytest.mark.parametrize("has_checks", [False, True], ids=["unchecked", "checked"])
+@pytest.mark.parametrize(("concurrency", "has_checks"), [("1", False), ("2", True)], ids=["unchecked", "checked"])
 def test_a_lost_connection_costs_one_task_at_most(
     concurrency: str,
     has_checks: bool,  # noqa: FBT001 - a parameter of the test
     project: Project,
     managed: StartManaged,
-    sql: psycopg.Connection,
 ) -> None:
     settings = {"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": has_checks})}
     # One task at a time, so that its thread is the same.
     managed(project, "--processes=1", f"--concurrency={concurrency}", "--max-claim-per-worker=1", env=settings)
-    before = set(project.evaluate(PIDS.format(task="backend_pid", count=4)))
+    found, after = project.evaluate(LOST)
+    before = set(found)
     assert len(before) <= int(concurrency), "the connection is kept"
-    for pid in before:
-        assert row(sql, "select pg_terminate_backend(%s, 5000)", pid) == (True,)
-    after = project.evaluate(PIDS.format(task="backend_pid", count=6))
     assert after.count(None) <= (0 if has_checks else len(before))
     assert None not in after[-2:]
     assert before.isdisjoint(after)
+
+
+ASYNC_PIDS = """
+from shop.tasks import abackend_pid
+found = [abackend_pid.send().get(timeout_ms=60_000).unwrap() for _ in range(3)]
+"""
 
 
 def test_an_async_task_has_a_connection_of_its_own(
@@ -302,7 +353,7 @@ def test_an_async_task_has_a_connection_of_its_own(
 ) -> None:
     settings = {"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True})}
     managed(project, "--processes=1", "--concurrency=2", env=settings)
-    pids = project.evaluate(PIDS.format(task="abackend_pid", count=3))
+    pids = project.evaluate(ASYNC_PIDS)
     assert all(first == second for first, second in pids)
     open_ = column(sql, "select pid from pg_stat_activity where datname = current_database()")
     assert not {first for first, _ in pids} & set(open_)
@@ -311,8 +362,8 @@ def test_an_async_task_has_a_connection_of_its_own(
 LEFT_OPEN = """
 from shop.models import Order
 from shop.tasks import leave_open, place
-leave_open.send("lost").get(timeout_ms=20_000).unwrap()
-place.send("kept").get(timeout_ms=20_000).unwrap()
+leave_open.send("lost").get(timeout_ms=60_000).unwrap()
+place.send("kept").get(timeout_ms=60_000).unwrap()
 found = sorted(Order.objects.values_list("item", flat=True))
 """
 
@@ -428,6 +479,75 @@ def test_django_is_not_imported_by_horsies() -> None:
     assert done.stdout.strip() == "[]"
 
 
+# -- the dashboard
+
+USERS = """
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+def session(name, *codenames, is_staff=True):
+    user = User.objects.create_user(name, password="a password", is_staff=is_staff)
+    user.user_permissions.set(Permission.objects.filter(content_type__app_label="horsies", codename__in=codenames))
+    client = Client()
+    client.force_login(user)
+    return client.cookies["sessionid"].value
+session("operator", "operate")
+found = [
+    session("viewer", "view_taskrecord"),
+    session("clerk"),
+    session("customer", "view_taskrecord", "operate", is_staff=False),
+]
+"""
+AUDIT = """
+from horsies.contrib.django import app
+found = [[entry.actor, entry.action] for entry in app.ops.list_audit()]
+"""
+
+
+def csrf_of(page: httpx.Response, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]+)"', page.text)
+    assert found, page.text
+    return found[1]
+
+
+def test_the_dashboard_is_served_to_users_of_django(project: Project) -> None:
+    """By a real uvicorn, with the asgi.py of the page."""
+    section = PAGE.read_text().partition("## Dashboard\n")[2]
+    assert section.partition("```python\n")[2].partition("```")[0] == (PROJECT / "mysite" / "asgi.py").read_text()
+    viewer, clerk, customer = project.evaluate(USERS)
+    script = Path(sys.executable).with_name("uvicorn")
+    server = Program("mysite.asgi:application", "--port", "0", env=project.env, cwd=PROJECT, script=script)
+    try:
+        address = server.wait_for_log(r"Uvicorn running on (http://\S+)", 120)[1]
+        with httpx.Client(base_url=address, timeout=120, headers={"Origin": address}) as client:
+            # Without a session: to the login of Django, and from there to the dashboard.
+            login = client.get("/horsies/queues", follow_redirects=True)
+            assert login.url == f"{address}/admin/login/?next=/horsies/queues"
+            form = {"username": "operator", "password": "a password", "next": "/horsies/queues"}
+            form["csrfmiddlewaretoken"] = csrf_of(login, "csrfmiddlewaretoken")
+            page = client.post("/admin/login/", data=form, follow_redirects=True)
+            assert (page.url, page.status_code) == (f"{address}/horsies/queues", 200)
+            style = re.search(r'href="(/horsies/static/[^"]+\.css)"', page.text)
+            assert style
+            assert client.get(style[1]).status_code == 200
+            # An operator may act, with the token of a form.
+            pause = {"name": "default"}
+            assert client.post("/horsies/actions/pause-queue", data=pause).status_code == 403
+            pause["csrf"] = csrf_of(page, "csrf")
+            assert client.post("/horsies/actions/pause-queue", data=pause).status_code == 303
+            assert project.evaluate(AUDIT) == [["operator", "pause queue"]]
+            client.cookies.clear()
+            # Staff who may view tasks read them. Staff without permissions, and others with them, do not.
+            for session, status in ((viewer, 200), (clerk, 403), (customer, 403), ("unknown", 303)):
+                client.cookies.set("sessionid", session)
+                assert client.get("/horsies/").status_code == status
+                assert client.post("/horsies/actions/pause-queue", data=pause).status_code == 403
+                client.cookies.clear()
+            assert project.evaluate(AUDIT) == [["operator", "pause queue"]]
+        assert server.terminate(60) in {0, -signal.SIGTERM}
+    finally:
+        server.close()
+
+
 # -- the page
 
 STEP = re.compile(
@@ -448,8 +568,7 @@ def steps_of(section: str) -> list[tuple[str, str]]:
 def test_the_page_leads_from_nothing_to_a_task_that_ran(
     server: DatabaseServer, tmp_path: Path, managed: StartManaged
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "django.md").read_text()
-    section = page.partition("## A new project\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## A new project\n")[2].partition("\n## ")[0]
     steps = steps_of(section)
     assert 0 < len(steps) <= MAX_STEPS, steps
     assert not re.search(r"\w+://", section), "nothing about URLs of databases"
@@ -471,7 +590,7 @@ def test_the_page_leads_from_nothing_to_a_task_that_ran(
         else:
             words = shlex.split(step)
             ran = subprocess.run(
-                words, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
+                words, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=180
             )
             assert ran.returncode == 0, ran.stderr
             assert content in ran.stdout

@@ -26,7 +26,7 @@ def test_another_one_sees_nothing():
 def test_committed():
     handle = Order.objects.create(item="saddle").confirm()
     drain()
-    assert handle.get(timeout_ms=1000).unwrap() == "saddle"
+    assert handle.get(timeout_ms=60_000).unwrap() == "saddle"
 
 
 @pytest.mark.django_db

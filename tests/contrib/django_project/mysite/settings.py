@@ -12,6 +12,7 @@ DEBUG = False
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "mysite.urls"
 USE_TZ = True
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # quick
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STATIC_URL = "static/"
 INSTALLED_APPS = [

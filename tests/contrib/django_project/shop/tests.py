@@ -113,7 +113,7 @@ class Committed(TransactionTestCase):
             inside = order.confirm()
             assert app.handle(inside.task_id).status() == "PENDING"
         assert len(drain()) == 2
-        assert handle.get(timeout_ms=1000).unwrap() == "saddle"
+        assert handle.get(timeout_ms=60_000).unwrap() == "saddle"
 
     def test_a_rollback_takes_the_send_with_it(self):
         try:
@@ -137,8 +137,8 @@ class WithAWorker(TransactionTestCase):
         order = Order.objects.create(item="saddle")
         handle, described = order.confirm(), tasks.describe.send()
         with app.worker(WorkerConfig(processes=1)):
-            assert handle.get(timeout_ms=30_000).unwrap() == "saddle"
-            assert described.get(timeout_ms=30_000).unwrap()[1] == connection.settings_dict["NAME"]
+            assert handle.get(timeout_ms=60_000).unwrap() == "saddle"
+            assert described.get(timeout_ms=60_000).unwrap()[1] == connection.settings_dict["NAME"]
 
 
 class WithoutADatabase(SimpleTestCase):
