@@ -46,7 +46,7 @@ def outcomes(ticked: TickResult) -> list[tuple[str, datetime]]:
 
 def history(broker: PostgresBroker, name: str, limit: int = 1_000) -> list[ScheduleRun]:
     """Return the runs of a schedule, oldest first."""
-    return broker.run(partial(get_schedule_runs, name, limit))[::-1]
+    return list(reversed(broker.run(partial(get_schedule_runs, name, limit))))
 
 
 def slots_of(runs: Sequence[ScheduleRun], outcome: str = "ENQUEUED") -> list[datetime]:
