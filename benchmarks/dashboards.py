@@ -45,6 +45,7 @@ ROUNDS, QUICK_ROUNDS = 3, 1
 COUNTS: dict[Prefetch, int] = {"auto": 300_000, 0: 60_000}
 TIMEOUT_S = 600
 SAMPLE_S = 0.5
+SESSIONS_S = 5.0
 ROLE = "dashboard"
 WATCHED = "few_queues"
 """The event of the overview that changes all the time: how often it comes is how fresh an open page is."""
@@ -257,7 +258,7 @@ class Dashboards:
 
     process: subprocess.Popen[bytes]
     viewers: Viewers
-    url: str
+    admin: psycopg.Connection
     _sessions: dict[int, float] = field(default_factory=dict[int, float])
     """The CPU time of each session of PostgreSQL when it was last seen."""
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -268,13 +269,13 @@ class Dashboards:
         return _cpu_s(self.process.pid), sum(self._sessions.values()), self.viewers.cpu_s()
 
     def _look(self) -> None:
-        with psycopg.connect(self.url, autocommit=True) as admin:
-            for (pid,) in admin.execute("select pid from pg_stat_activity where usename = %s", [ROLE]).fetchall():
-                self._sessions[pid] = max(_cpu_s(pid), self._sessions.get(pid, 0.0))
+        query = "select pid from pg_stat_activity where usename = %s"
+        for (pid,) in self.admin.execute(query, [ROLE]).fetchall():
+            self._sessions[pid] = max(_cpu_s(pid), self._sessions.get(pid, 0.0))
 
     def sample(self) -> None:
         """Sessions may end, so they are looked at all the time."""
-        while not self._stop.wait(SAMPLE_S):
+        while not self._stop.wait(SESSIONS_S):
             self._look()
 
     def stop(self) -> None:
@@ -301,7 +302,7 @@ def open_dashboards(place: Place) -> Generator[Dashboards]:
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output, start_new_session=True)
     try:
         _wait_until_served(process, port, log)
-        dashboards = Dashboards(process, Viewers(port, _paths(place.admin)), place.url)
+        dashboards = Dashboards(process, Viewers(port, _paths(place.admin)), place.admin)
         dashboards.viewers.open()
         sampler = threading.Thread(target=dashboards.sample, name="sampler")
         sampler.start()
