@@ -26,7 +26,10 @@ def test_the_page(folder: Path) -> None:
     page = PAGE.read_text()
     blocks = list(BLOCK.finditer(page))
     commands = [
-        line for each in blocks if each["kind"] == "console" for line in re.findall(r"^\$ (.+)$", each["text"], re.MULTILINE)
+        line
+        for each in blocks
+        if each["kind"] == "console"
+        for line in re.findall(r"^\$ (.+)$", each["text"], re.MULTILINE)
     ]
     assert [command.split()[0] for command in commands] == ["pip", "horsies", "uvicorn", "curl", "curl"]
     assert len(commands) + 1 <= STEPS_MAX

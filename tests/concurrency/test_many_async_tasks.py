@@ -133,7 +133,8 @@ def test_recycling_under_load_never_leaves_fewer_children_than_processes(
     least, most = 99, 0
     deadline = time.monotonic() + 60
     while row(sql, "select count(*) from horsies.finished") < (16,):
-        alive = sum(is_alive(child) for child in running.children())
+        # One that has left since it was listed may have a replacement that was not listed: so the list is read again.
+        alive = max(sum(is_alive(child) for child in running.children()) for _ in range(2))
         least, most = min(least, alive), max(most, alive)
         assert time.monotonic() < deadline
     assert least >= 2

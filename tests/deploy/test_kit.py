@@ -194,11 +194,13 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("there is no systemd-analyze: install systemd")
-    for file in [*SYSTEMD.glob("*.service"), *SYSTEMD.glob("*.timer")]:
-        # It checks that programs exist.
-        text = file.read_text().replace("/opt/shop/venv/bin/horsies", str(Path(sys.executable).parent / "horsies"))
-        (tmp_path / file.name.replace("@.", "@1.")).write_text(text)
-    units = sorted(str(file) for file in tmp_path.iterdir())
+    command = tmp_path / "horsies"  # it checks that programs exist; the path of the environment may have a space
+    command.symlink_to(Path(sys.executable).parent / "horsies")
+    units: list[str] = []
+    for file in sorted([*SYSTEMD.glob("*.service"), *SYSTEMD.glob("*.timer")]):
+        unit = tmp_path / file.name.replace("@.", "@1.")
+        unit.write_text(file.read_text().replace("/opt/shop/venv/bin/horsies", str(command)))
+        units.append(str(unit))
     found = subprocess.run([program, "verify", *units], capture_output=True, text=True, timeout=60, check=False)
     assert [line for line in found.stderr.splitlines() if str(tmp_path) in line or "horsies" in line] == []
     assert found.returncode == 0, found.stderr
