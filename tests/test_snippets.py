@@ -1,9 +1,12 @@
-"""The Python snippets of the docs pass both type checkers in strict mode.
+"""The Python snippets of the docs run, and pass both type checkers in strict mode.
 
-A snippet that is not complete has its other lines in an HTML comment before it: `<!-- setup`, the lines, `-->`.
+A snippet that is not complete has its other lines in HTML comments: `<!-- setup`, lines, `-->` before it, and `<!-- run`, lines, `-->`
+after it, which use what it defines and check what the page says. Each is a module, run by a new interpreter in an empty folder.
+The snippets of a page share a database, whose URL is $DATABASE_URL.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +16,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SNIPPET = re.compile(r"(?:<!-- setup\n(?P<setup>.*?)-->\n+)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+SNIPPET = re.compile(
+    r"(?:<!-- setup\n(?P<setup>.*?)-->\n+)?^```python\n(?P<code>.*?)^```\n(?:\n*<!-- run\n(?P<run>.*?)-->)?",
+    re.DOTALL | re.MULTILINE,
+)
+# Pages whose snippets other tests run.
+RUN_ELSEWHERE = {
+    "around.md": "test_around_recipes.py",
+    "fastapi.md": "test_fastapi_page.py",
+    "tutorial.md": "test_tutorial.py",
+}
 # Pages whose snippets are not complete yet. A page that is not listed here must pass.
 INCOMPLETE = {
     "concurrency.md",
@@ -39,15 +51,25 @@ INCOMPLETE = {
 }
 
 
+def modules_of(page: Path) -> dict[str, str]:
+    """The name and the text of a module for each snippet of the page."""
+    return {
+        f"{page.stem.replace('-', '_')}_{number}": "".join(found[part] or "" for part in ("setup", "code", "run"))
+        for number, found in enumerate(SNIPPET.finditer(page.read_text()), 1)
+    }
+
+
+def complete_pages() -> list[Path]:
+    return [page for page in sorted(DOCS.glob("*.md")) if page.name not in INCOMPLETE and modules_of(page)]
+
+
 @pytest.fixture(scope="module")
 def snippets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one module for each snippet, named after its page."""
+    """A folder with a module for each snippet of each page."""
     folder = tmp_path_factory.mktemp("snippets")
-    for page in sorted(DOCS.glob("*.md")):
-        if page.name not in INCOMPLETE:
-            for number, found in enumerate(SNIPPET.finditer(page.read_text()), 1):
-                name = f"{page.stem.replace('-', '_')}_{number}.py"
-                (folder / name).write_text((found["setup"] or "") + found["code"])
+    for page in complete_pages():
+        for name, text in modules_of(page).items():
+            (folder / f"{name}.py").write_text(text)
     config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT / "src")]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     return folder
@@ -66,6 +88,30 @@ def test_every_snippet_passes_pyright(snippets: Path) -> None:
 @pytest.mark.timeout(300)
 def test_every_snippet_passes_mypy(snippets: Path) -> None:
     assert run("mypy", "--strict", "--config-file=", "--cache-dir", str(snippets / "cache"), ".", folder=snippets) == ""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in complete_pages() if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name
+)
+def test_every_snippet_of_a_page_runs(page: Path, database: str, tmp_path: Path) -> None:
+    for name, text in modules_of(page).items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text)
+        done = subprocess.run(
+            [sys.executable, f"{name}.py"],
+            cwd=folder,
+            env={**os.environ, "DATABASE_URL": database},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{name}:\n{done.stdout}{done.stderr}"
+
+
+def test_the_pages_that_other_tests_run_are_named_there() -> None:
+    for page, test in RUN_ELSEWHERE.items():
+        assert page in (ROOT / "tests" / test).read_text()
 
 
 def test_no_page_is_left_out_that_has_no_snippets() -> None:
