@@ -186,7 +186,10 @@ def test_a_test_without_a_database_reaches_none(project: Project, sql: psycopg.C
 def test_migrate_creates_the_schema_and_check_finds_it_missing(empty_database: str, server: DatabaseServer) -> None:
     project = Project(empty_database)
     assert "horsies.W007" in project.manage("check", "--database", "default")
-    assert "Applied to the schema 'horsies' of horsies" in project.manage("migrate")
+    assert "horsies.W007" in project.manage("migrate", "--check", code=1)
+    migrated = project.manage("migrate")
+    assert "Applied to the schema 'horsies' of horsies" in migrated
+    assert "horsies.W" not in migrated
     assert "horsies.W" not in project.manage("check", "--database", "default")
     assert "Applied to the schema" not in project.manage("migrate")
 
@@ -194,7 +197,10 @@ def test_migrate_creates_the_schema_and_check_finds_it_missing(empty_database: s
 def test_migrate_leaves_it_alone_if_that_is_configured(empty_database: str) -> None:
     project = Project(empty_database)
     env = {"PROJECT_HORSIES": '{"migrate": false}'}
-    assert "Applied to the schema" not in project.manage("migrate", env=env)
+    migrated = project.manage("migrate", env=env)
+    assert "Applied to the schema" not in migrated
+    assert "horsies.W007" in migrated
+    assert "Run manage.py horsies migrate." in migrated
     assert "does not exist" in project.manage("check", "--database", "default", env=env)
 
 

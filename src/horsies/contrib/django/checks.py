@@ -3,6 +3,7 @@
 # pyright: basic
 # (Django comes without types)
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -58,7 +59,7 @@ def _check_connections(configuration: Configuration) -> Iterator[CheckMessage]:
 
 @register(Tags.database)
 def check_schema(databases: Sequence[str] | None = None, **_options: Any) -> list[CheckMessage]:
-    """Warn if the tables are missing or too old. Not an error, because `migrate` runs this check before it creates them."""
+    """Warn if the tables are missing or too old. Not an error, because `manage.py migrate` must be able to create those of the project."""
     try:
         app = the_app()
         if app.alias not in (databases or ()):
@@ -68,8 +69,15 @@ def check_schema(databases: Sequence[str] | None = None, **_options: Any) -> lis
         return []  # reported above
     except HorsiesError as error:
         return [Warning(str(error), id="horsies.W006")]
-    if not state.pending:
+    migrates = app.configuration.migrates
+    if not state.pending or (migrates and _is_migrating()):
         return []
     found = f"is at version {state.version}, and this release needs {state.library_version}"
     message = f"the schema {state.schema!r} of horsies {found if state.version else 'does not exist'}"
-    return [Warning(message, hint="Run manage.py migrate, or manage.py horsies migrate.", id="horsies.W007")]
+    hint = f"Run manage.py {'migrate' if migrates else 'horsies migrate'}."
+    return [Warning(message, hint=hint, id="horsies.W007")]
+
+
+def _is_migrating() -> bool:
+    """Whether this process is `manage.py migrate`: it runs the checks before it creates the tables. Checks do not know which command runs them."""
+    return sys.argv[1:2] == ["migrate"] and "--check" not in sys.argv
