@@ -19,9 +19,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.fixtures.databases import refuse_leftovers
+from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import column, row
 from tests.fixtures.processes import run_module
 from tests.fixtures.server import DatabaseServer
+from tests.fixtures.web import fetch, free_port
 from tests.fixtures.workers import READY, Program
 
 pytestmark = pytest.mark.timeout(300)  # each test starts several processes, each of which imports Django
@@ -32,9 +34,12 @@ QUEUES = {
     "PROJECT_HORSIES": '{"custom_queues": [{"name": "default"}, {"name": "slow"}]}',
     "PROJECT_QUEUES": '["default", "slow"]',
 }
-IS_6 = int(version("django").partition(".")[0]) >= 6
+DJANGO = tuple(map(int, version("django").split(".")[:2]))
+IS_6 = DJANGO >= (6, 0)
 BACKPORT = {"PROJECT_BACKPORT": "1"}
 TASKS = QUEUES | ({} if IS_6 else BACKPORT)
+POOL = {"PROJECT_DATABASE": '{"OPTIONS": {"pool": {"min_size": 1, "max_size": 4}}, "CONN_HEALTH_CHECKS": true}'}
+needs_pool = pytest.mark.skipif(DJANGO < (5, 1), reason="needs the pool of Django 5.1")
 HAS_TASKS = IS_6 or find_spec("django_tasks") is not None
 
 
@@ -169,6 +174,11 @@ def test_the_tests_of_the_project_use_the_test_database_only(
     assert column(sql, "select datname from pg_database where starts_with(datname, %s)", f"test_{name}") == []
 
 
+@needs_pool
+def test_the_tests_of_a_project_with_a_pool(project: Project) -> None:
+    project.manage("test", "shop", env=POOL)
+
+
 @pytest.mark.skipif(not (IS_6 and find_spec("django_tasks")), reason="needs Django 6 and django-tasks")
 def test_the_backport_works_with_django_6(project: Project) -> None:
     project.manage("test", "mail", env={**QUEUES, **BACKPORT})
@@ -238,11 +248,13 @@ found += [aconfirm.send(order.pk).get(timeout_ms=60_000).unwrap(), described.get
 """
 
 
+@pytest.mark.parametrize("env", [{}, pytest.param(POOL, marks=needs_pool)], ids=["connections", "pool"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_a_worker_sets_django_up(method: str, project: Project, managed: StartManaged) -> None:
+def test_a_worker_sets_django_up(method: str, env: dict[str, str], project: Project, managed: StartManaged) -> None:
     concurrency = "2" if method == "spawn" else "1"
-    managed(project, "--processes=1", f"--start-method={method}", f"--concurrency={concurrency}")
-    assert project.evaluate(PLACE) == ["saddle", "TASK_NOT_FOUND", "saddle", 1, "True"]
+    worker = managed(project, "--processes=1", f"--start-method={method}", f"--concurrency={concurrency}", env=env)
+    assert project.evaluate(PLACE, env=env) == ["saddle", "TASK_NOT_FOUND", "saddle", 1, "True"]
+    assert worker.terminate() == 0
 
 
 def test_a_worker_without_manage_py(project: Project) -> None:
@@ -314,6 +326,104 @@ def test_a_workflow_starts_with_the_transaction(project: Project) -> None:
     assert project.evaluate(WORKFLOW) == [rolled_back, opted_out, committed, 2, 3, 4]
 
 
+SAVEPOINTS = """
+from django.db import DatabaseError, transaction
+from shop.models import Order
+from shop.tasks import confirm
+with transaction.atomic():
+    kept = confirm.send(1)
+    for error in (LookupError, DatabaseError):
+        try:
+            with transaction.atomic():
+                undone = confirm.send(2)
+                if error is LookupError:
+                    raise LookupError
+                Order.objects.create(item="saddle")
+                Order.objects.create(item="saddle")
+        except error:
+            assert undone.status() is None
+    with transaction.atomic(), transaction.atomic(savepoint=False):
+        inner = confirm.send(3)
+    try:
+        with transaction.atomic():
+            try:
+                Order.objects.create(id="no number")
+            except ValueError:
+                pass
+            try:
+                with transaction.atomic(savepoint=False):
+                    raise LookupError
+            except LookupError:
+                pass
+            confirm.send(4)
+    except transaction.TransactionManagementError as error:
+        refused = str(error)
+    last = confirm.send(5)
+with transaction.atomic(durable=True):
+    durable = confirm.send(6)
+found = [refused, *(handle.status() for handle in (kept, undone, inner, last, durable))]
+"""
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_sends_with_it(project: Project, sql: psycopg.Connection) -> None:
+    refused, *statuses = project.evaluate(SAVEPOINTS)
+    assert "until the end of the 'atomic' block" in refused, "as for queries of Django"
+    assert statuses == ["PENDING", None, "PENDING", "PENDING", "PENDING"]
+    assert row(sql, "select count(*) from horsies.all_tasks") == (4,)
+
+
+OTHER = """
+from contextlib import ExitStack
+from django.db import connections, transaction
+from shop.models import Order
+from shop.tasks import confirm
+def statuses(*aliases, **options):
+    try:
+        with ExitStack() as blocks:
+            for alias in aliases:
+                blocks.enter_context(transaction.atomic(using=alias))
+                order = Order.objects.using(alias).create(item=alias)
+            handle = confirm.with_options(**options).send(order.pk)
+            inside = handle.status()
+            raise LookupError
+    except LookupError:
+        pass
+    return [inside, handle.status()]
+found = [statuses("default"), statuses("other"), statuses("default", "other"), statuses("other", connection=connections["other"])]
+found.append(Order.objects.count())
+"""
+
+
+def test_only_the_database_of_horsies_has_its_transactions(project: Project) -> None:
+    """A send inside a block on another alias is committed at once, whatever happens to the block."""
+    joined, committed, two = [None, None], ["PENDING", "PENDING"], {"PROJECT_OTHER": "1"}
+    assert project.evaluate(OTHER, env=two) == [joined, committed, joined, joined, 0]
+    chosen = {"PROJECT_HORSIES": '{"database": "other"}'}
+    assert project.evaluate(OTHER, env=two | chosen) == [committed, joined, joined, joined, 0]
+
+
+REQUESTS = """
+import os
+from django.test import Client
+client = Client(raise_request_exception=False)
+found = [client.post(path, {"item": item}).status_code for path, item in json.loads(os.environ["REQUESTS"])]
+"""
+
+
+def test_a_request_is_a_transaction_with_atomic_requests(project: Project, sql: psycopg.Connection) -> None:
+    def post(*requests: tuple[str, str]) -> list[int]:
+        settings = {"PROJECT_DATABASE": '{"ATOMIC_REQUESTS": true}', "REQUESTS": json.dumps(requests)}
+        return project.evaluate(REQUESTS, env=settings)
+
+    def counts() -> tuple[Any, ...]:
+        return row(sql, "select (select count(*) from shop_order), (select count(*) from horsies.all_tasks)")
+
+    assert post(("/orders", "saddle"), ("/orders", "sleigh")) == [201, 500]
+    assert counts() == (1, 1), "the request that has failed was rolled back, with its task"
+    assert post(("/orders/committed", "sleigh")) == [500]
+    assert counts() == (2, 2), "transaction.non_atomic_requests"
+
+
 # -- connections
 
 LOST = """
@@ -365,6 +475,22 @@ def test_an_async_task_has_a_connection_of_its_own(
     assert not {first for first, _ in pids} & set(open_)
 
 
+@needs_pool
+def test_an_async_task_takes_its_connection_from_the_pool(project: Project, managed: StartManaged) -> None:
+    one = {"PROJECT_DATABASE": '{"OPTIONS": {"pool": {"min_size": 1, "max_size": 1}}}'}
+    managed(project, "--processes=1", "--concurrency=2", env=one)
+    pids = project.evaluate(ASYNC_PIDS)
+    assert len({pid for pair in pids for pid in pair}) == 1, "each task has given it back"
+
+
+@needs_pool
+def test_lost_connections_of_a_pool_cost_nothing(project: Project, managed: StartManaged) -> None:
+    managed(project, "--processes=1", "--concurrency=2", "--max-claim-per-worker=1", env=POOL)
+    before, after = project.evaluate(LOST, env=POOL)
+    assert None not in after
+    assert set(before).isdisjoint(after)
+
+
 LEFT_OPEN = """
 from shop.models import Order
 from shop.tasks import leave_open, place
@@ -374,10 +500,15 @@ found = sorted(Order.objects.values_list("item", flat=True))
 """
 
 
+@pytest.mark.parametrize(
+    "env",
+    [{"PROJECT_DATABASE": '{"CONN_MAX_AGE": null}'}, pytest.param(POOL, marks=needs_pool)],
+    ids=["kept", "pool"],
+)
 def test_a_transaction_that_a_task_leaves_open_does_not_swallow_the_next_one(
-    project: Project, managed: StartManaged
+    env: dict[str, str], project: Project, managed: StartManaged
 ) -> None:
-    managed(project, "--processes=1", env={"PROJECT_DATABASE": json.dumps({"CONN_MAX_AGE": None})})
+    managed(project, "--processes=1", env=env)
     assert project.evaluate(LEFT_OPEN) == ["kept"]
 
 
@@ -515,6 +646,18 @@ def csrf_of(page: httpx.Response, name: str) -> str:
     return found[1]
 
 
+def log_in(client: httpx.Client) -> httpx.Response:
+    """Open a page of the dashboard as the operator, who has to log in to Django."""
+    address = str(client.base_url).rstrip("/")
+    login = client.get("/horsies/queues", follow_redirects=True)
+    assert login.url == f"{address}/admin/login/?next=/horsies/queues"
+    form = {"username": "operator", "password": "a password", "next": "/horsies/queues"}
+    form["csrfmiddlewaretoken"] = csrf_of(login, "csrfmiddlewaretoken")
+    page = client.post("/admin/login/", data=form, follow_redirects=True)
+    assert (page.url, page.status_code) == (f"{address}/horsies/queues", 200)
+    return page
+
+
 def test_the_dashboard_is_served_to_users_of_django(project: Project) -> None:
     """By a real uvicorn, with the asgi.py of the page."""
     section = PAGE.read_text().partition("## Dashboard\n")[2]
@@ -526,12 +669,7 @@ def test_the_dashboard_is_served_to_users_of_django(project: Project) -> None:
         address = server.wait_for_log(r"Uvicorn running on (http://\S+)", 120)[1]
         with httpx.Client(base_url=address, timeout=120, headers={"Origin": address}) as client:
             # Without a session: to the login of Django, and from there to the dashboard.
-            login = client.get("/horsies/queues", follow_redirects=True)
-            assert login.url == f"{address}/admin/login/?next=/horsies/queues"
-            form = {"username": "operator", "password": "a password", "next": "/horsies/queues"}
-            form["csrfmiddlewaretoken"] = csrf_of(login, "csrfmiddlewaretoken")
-            page = client.post("/admin/login/", data=form, follow_redirects=True)
-            assert (page.url, page.status_code) == (f"{address}/horsies/queues", 200)
+            page = log_in(client)
             style = re.search(r'href="(/horsies/static/[^"]+\.css)"', page.text)
             assert style
             assert client.get(style[1]).status_code == 200
@@ -552,6 +690,80 @@ def test_the_dashboard_is_served_to_users_of_django(project: Project) -> None:
         assert server.terminate(60) in {0, -signal.SIGTERM}
     finally:
         server.close()
+
+
+class ReverseProxy(httpx.BaseTransport):
+    """Passes requests on as the nginx of the page does: by their path, with the `Host` of the client."""
+
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self._ports = ports
+        self._transport = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        port = next(port for prefix, port in self._ports.items() if request.url.path.startswith(prefix))
+        url = request.url.copy_with(scheme="http", host="127.0.0.1", port=port)
+        request.headers["X-Forwarded-Proto"] = request.url.scheme
+        return self._transport.handle_request(
+            httpx.Request(request.method, url, headers=request.headers, stream=request.stream)
+        )
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def test_the_dashboard_beside_wsgi_knows_the_users_of_django(project: Project) -> None:
+    """Django is served by a WSGI server, and the dashboard by a uvicorn, under the same host name."""
+    section = PAGE.read_text().partition("### Beside WSGI\n")[2]
+    assert section.partition("$ uvicorn ")[2].partition("\n")[0] == "mysite.asgi:application --port 8001"
+    assert re.findall(r"location (\S+) ", section) == ["/horsies", "/"]
+    project.evaluate(USERS)
+    wsgi_port = free_port()
+    wsgi = Program(
+        "runserver", "--noreload", f"127.0.0.1:{wsgi_port}", env=project.env, cwd=PROJECT, script=PROJECT / "manage.py"
+    )
+    uvicorn = Path(sys.executable).with_name("uvicorn")
+    asgi = Program("mysite.asgi:application", "--port", "0", env=project.env, cwd=PROJECT, script=uvicorn)
+    try:
+        asgi_port = int(asgi.wait_for_log(r"Uvicorn running on http://127.0.0.1:(\d+)", 120)[1])
+        eventually(lambda: fetch(wsgi_port, "/admin/login/").status == 200, 60, seen=lambda: wsgi.logs)
+        transport, origin = ReverseProxy({"/horsies": asgi_port, "/": wsgi_port}), {"Origin": "https://shop.example"}
+        with httpx.Client(transport=transport, base_url="https://shop.example", timeout=120) as client:
+            page = log_in(client)
+            assert client.post("/orders", data={"item": "saddle"}).status_code == 201
+            assert ">confirm<" in client.get("/horsies/tasks").text
+            pause = {"name": "default", "csrf": csrf_of(page, "csrf")}
+            assert client.post("/horsies/actions/pause-queue", data=pause, headers=origin).status_code == 303
+            assert project.evaluate(AUDIT) == [["operator", "pause queue"]]
+    finally:
+        asgi.close()
+        wsgi.close()
+
+
+def test_the_dashboard_of_manage_py_has_users_of_its_own(project: Project, tmp_path: Path) -> None:
+    section = PAGE.read_text().partition("### Beside WSGI\n")[2]
+    by_password, by_proxy = (
+        shlex.split(line) for line in re.findall(r"^\$ python (manage.py horsies .*)$", section, re.MULTILINE)
+    )
+    made = project.manage("horsies", "web", "make-token", "--name", "ann", "--role", "read-only")
+    line, token = re.search(r"^ann .*$", made, re.MULTILINE), re.search(r"Bearer (\S+)", made)
+    assert line
+    assert token
+    (tmp_path / "passwords").write_text(line[0])
+    words = [str(tmp_path / word) if word == "passwords" else word for word in by_password]
+    bearer = {"Authorization": f"Bearer {token[1]}"}
+    trusted = {"X-Forwarded-User": "ann"}
+    for command, known in (
+        (words, bearer),
+        ([word.replace("10.0.0.5", "127.0.0.1") for word in by_proxy], trusted),
+    ):
+        server = Program(*command[1:], "--port=0", env=project.env, cwd=PROJECT, script=PROJECT / command[0])
+        try:
+            address = server.wait_for_log(r"the dashboard is at (http://\S+)", 120)[1]
+            assert httpx.get(address + "queues", headers=known).status_code == 200
+            assert httpx.get(address + "queues").status_code != 200
+            assert server.terminate(60) == 0
+        finally:
+            server.close()
 
 
 # -- the page
@@ -599,6 +811,7 @@ def test_the_page_leads_from_nothing_to_a_task_that_ran(
                 words, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=180
             )
             assert ran.returncode == 0, ran.stderr
+            assert "WARNING" not in ran.stderr, "no step surprises the reader"
             assert content in ran.stdout
             printed = content
     assert printed == "Hello, Ann!\n", "the last step shows the result of the task"

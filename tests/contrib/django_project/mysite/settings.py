@@ -58,6 +58,8 @@ DATABASES = {
         **json.loads(os.environ.get("PROJECT_DATABASE", "{}")),
     }
 }
+if os.environ.get("PROJECT_OTHER"):  # another alias of the same database
+    DATABASES["other"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
 HORSIES = json.loads(os.environ.get("PROJECT_HORSIES", "{}"))
 TASKS = {
     "default": {
