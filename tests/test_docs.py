@@ -219,12 +219,9 @@ def test_operators_find_how_to_size_choose_configure_and_look_for_trouble(headin
 
 
 @pytest.mark.promise("T6")
-def test_the_example_configurations_are_accepted() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", part("concurrency.md", "## Examples"), re.DOTALL)
-    code = code.replace("database_url=…", 'database_url="postgresql://"').replace("broker=…", "broker=None")
-    exec(code, {name: getattr(horsies, name) for name in horsies.__all__})  # noqa: S102 - our own page
-    flags = re.findall(r"^# horsies worker \S+ (.+)$", code, re.MULTILINE)
-    assert flags
+def test_the_commands_of_the_example_configurations_are_accepted() -> None:
+    flags = re.findall(r"^# horsies worker \S+ (.+)$", part("concurrency.md", "## Examples"), re.MULTILINE)
+    assert len(flags) == 3
     for line in flags:
         command.make_context("worker", ["shop:app", *line.split()])
 
