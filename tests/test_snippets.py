@@ -1,8 +1,9 @@
 """The Python snippets of the docs run, and pass both type checkers in strict mode.
 
 A snippet that is not complete has its other lines in HTML comments: `<!-- setup`, lines, `-->` before it, and `<!-- run`, lines, `-->`
-after it, which use what it defines and check what the page says. Each is a module, run by a new interpreter in an empty folder.
-The snippets of a page share a database, whose URL is $DATABASE_URL.
+after it, which use what it defines and check what the page says. Each is a module, run by a new interpreter in a folder of its own.
+The snippets of a page share a database, whose URL is $DATABASE_URL. `<!-- file NAME`, lines, `-->` is a file that snippets of the page
+import; its name is not used by another page.
 """
 
 import json
@@ -20,6 +21,7 @@ SNIPPET = re.compile(
     r"(?:<!-- setup\n(?P<setup>.*?)-->\n+)?^```python\n(?P<code>.*?)^```\n(?:\n*<!-- run\n(?P<run>.*?)-->)?",
     re.DOTALL | re.MULTILINE,
 )
+FILE = re.compile(r"^<!-- file (?P<name>\S+)\n(?P<text>.*?)-->", re.DOTALL | re.MULTILINE)
 # Pages whose snippets other tests run.
 RUN_ELSEWHERE = {
     "around.md": "test_around_recipes.py",
@@ -35,9 +37,7 @@ INCOMPLETE = {
     "payloads.md",
     "pooler.md",
     "recovery.md",
-    "testing.md",
     "transactions.md",
-    "worker.md",
     "workflows.md",
 }
 
@@ -48,6 +48,16 @@ def modules_of(page: Path) -> dict[str, str]:
         f"{page.stem.replace('-', '_')}_{number}": "".join(found[part] or "" for part in ("setup", "code", "run"))
         for number, found in enumerate(SNIPPET.finditer(page.read_text()), 1)
     }
+
+
+def save_files(page: Path, folder: Path) -> None:
+    """Save the files that the snippets of the page import."""
+    for found in FILE.finditer(page.read_text()):
+        package, file = (folder / found["name"]).parent, folder / found["name"]
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+        assert not file.exists()
+        file.write_text(found["text"])
 
 
 def complete_pages() -> list[Path]:
@@ -61,6 +71,7 @@ def snippets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page in complete_pages():
         for name, text in modules_of(page).items():
             (folder / f"{name}.py").write_text(text)
+        save_files(page, folder)
     config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT / "src")]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     return folder
@@ -89,6 +100,7 @@ def test_every_snippet_of_a_page_runs(page: Path, database: str, tmp_path: Path)
         folder = tmp_path / name
         folder.mkdir()
         (folder / f"{name}.py").write_text(text)
+        save_files(page, folder)
         done = subprocess.run(
             [sys.executable, f"{name}.py"],
             cwd=folder,
