@@ -38,7 +38,6 @@ INCOMPLETE = {
     "pooler.md",
     "recovery.md",
     "transactions.md",
-    "workflows.md",
 }
 
 
@@ -92,6 +91,7 @@ def test_every_snippet_passes_mypy(snippets: Path) -> None:
     assert run("mypy", "--strict", "--config-file=", "--cache-dir", str(snippets / "cache"), ".", folder=snippets) == ""
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "page", [page for page in complete_pages() if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name
 )
