@@ -33,7 +33,6 @@ RUN_ELSEWHERE = {
 INCOMPLETE = {
     "django.md",
     "from-celery.md",
-    "ops.md",
     "transactions.md",
 }
 
