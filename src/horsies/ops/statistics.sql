@@ -17,7 +17,7 @@ clock as materialized (
 
 -- fragment: newest_tasks
 -- What has ended since the last roll-up, newest first and up to a limit, before it is filtered.
-newest_tasks as materialized (
+(
     select
         finished.finished_at,
         finished.queue_name,
@@ -33,12 +33,16 @@ newest_tasks as materialized (
     and {finished_utc} < (select (clock.last + interval '1 minute') at time zone 'UTC' from clock)
     order by {finished_utc} desc
     limit %(limit)s::integer
-),
--- Up to this minute, not all tasks were read. Null: all were.
-unread as materialized (
-    select case when count(*) >= %(limit)s::integer then date_trunc('minute', min(newest_tasks.finished_at)) end as minute
-    from newest_tasks
-)
+) as newest
+
+-- fragment: of_tail
+-- Groups of these tasks by status and by the buckets of their durations. Those that the filter leaves out are counted, too, without a status: only so
+-- is known whether all were read. Grouped at once: they are too many to be kept and read twice.
+case when is_selected then status end as status,
+case when is_selected then {schema}.duration_bucket(enqueued_at, started_at) end as waited,
+case when is_selected then {schema}.duration_bucket(started_at, finished_at) end as ran,
+count(*) as count,
+sum(greatest(1, least(attempts, 1000)) - 1) as retried
 
 -- fragment: counted
 -- Of groups of tasks by status and by the buckets of their durations.
@@ -80,24 +84,29 @@ rolled_up as (
 -- One row for each minute. The tasks since the last roll-up are read from `finished`, newest first and up to a limit, before they are filtered. All in one
 -- statement, so that a roll-up under way neither hides a minute nor counts it twice.
 with {clock},
-{newest_tasks},
 {rolled_up},
-tail_groups as (
+tail_groups as materialized (
     select
-        date_trunc('minute', newest_tasks.finished_at) as minute,
-        newest_tasks.status,
-        {schema}.duration_bucket(newest_tasks.enqueued_at, newest_tasks.started_at) as waited,
-        {schema}.duration_bucket(newest_tasks.started_at, newest_tasks.finished_at) as ran,
-        count(*) as count,
-        sum(greatest(1, least(newest_tasks.attempts, 1000)) - 1) as retried
-    from newest_tasks
-    where (%(queue_name)s::text is null or left(newest_tasks.queue_name, 200) = left(%(queue_name)s::text, 200))
-    and (%(task_name)s::text is null or left(newest_tasks.task_name, 200) = left(%(task_name)s::text, 200))
+        date_trunc('minute', finished_at) as minute,
+        {of_tail}
+    from (
+        select
+            *,
+            (%(queue_name)s::text is null or left(queue_name, 200) = left(%(queue_name)s::text, 200))
+            and (%(task_name)s::text is null or left(task_name, 200) = left(%(task_name)s::text, 200)) as is_selected
+        from {newest_tasks}
+    ) as task
     group by 1, 2, 3, 4
+),
+-- Up to this minute, not all tasks were read. Null: all were.
+unread as materialized (
+    select case when sum(count) >= %(limit)s::integer then min(minute) end as minute
+    from tail_groups
 ),
 ended_tasks as (
     select minute, {counted}
     from tail_groups
+    where status is not null
     group by minute
     union all
     select minute, {summed}
@@ -127,23 +136,21 @@ order by point.minute;
 -- name: get_totals
 -- One row for each queue or task that ended a task in the window.
 with {clock},
-{newest_tasks},
 {rolled_up},
-tail_groups as (
+tail_groups as materialized (
     select
-        left(case when %(by_queue)s::boolean then newest_tasks.queue_name else newest_tasks.task_name end, 200) as name,
-        newest_tasks.status,
-        {schema}.duration_bucket(newest_tasks.enqueued_at, newest_tasks.started_at) as waited,
-        {schema}.duration_bucket(newest_tasks.started_at, newest_tasks.finished_at) as ran,
-        count(*) as count,
-        sum(greatest(1, least(newest_tasks.attempts, 1000)) - 1) as retried
-    from newest_tasks
-    where (%(queue_name)s::text is null or left(newest_tasks.queue_name, 200) = left(%(queue_name)s::text, 200))
+        case when is_selected then left(case when %(by_queue)s::boolean then queue_name else task_name end, 200) end as name,
+        {of_tail}
+    from (
+        select *, %(queue_name)s::text is null or left(queue_name, 200) = left(%(queue_name)s::text, 200) as is_selected
+        from {newest_tasks}
+    ) as task
     group by 1, 2, 3, 4
 ),
 parts as (
     select name, {counted}
     from tail_groups
+    where status is not null
     group by name
     union all
     select case when %(by_queue)s::boolean then queue_name else task_name end, {summed}
@@ -153,7 +160,7 @@ parts as (
     and (%(queue_name)s::text is null or queue_name = left(%(queue_name)s::text, 200))
     group by 1
 )
-select name, {summed}, (select count(*) < %(limit)s::integer from newest_tasks)
+select name, {summed}, (select coalesce(sum(count), 0) < %(limit)s::integer from tail_groups)
 from parts
 group by name;
 
@@ -196,7 +203,8 @@ select
     sum(failures.count),
     min(failures.first_at),
     max(failures.last_at),
-    (array_agg(failures.example_id order by failures.last_at desc))[1]::text,
+    -- Of the newest. With an order in the aggregate, all failures would be sorted.
+    (array_agg(failures.example_id))[array_position(array_agg(failures.last_at), max(failures.last_at))]::text,
     (select count(*) < %(tail)s::integer from newest_failures)
 from failures
 group by failures.task_name, failures.error_code, failures.message

@@ -1,42 +1,55 @@
+-- fragment: ended_run
+-- How a run ended; cancelled runs do not count. A run ends after it was decided: so only the partitions since then are read (an hour, because a clock
+-- may be set back).
+cross join lateral (
+    select
+        finished.status, finished.error_code, finished.finished_at,
+        {schema}.error_message(case when finished.is_sensitive is not true then finished.error end) as message
+    from {schema}.finished
+    where finished.id = run.task_id
+    and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
+    and finished.status <> 'CANCELLED'
+    order by finished.finished_at desc
+    limit 1
+) as task
+
+-- fragment: newest_runs
+-- The runs of a schedule that have a task, among its newest slots.
+(
+    select newest.id, newest.task_id, newest.decided_at
+    from (
+        select id, task_id, decided_at
+        from {schema}.schedule_runs
+        where schedule_runs.schedule_name = schedules.name
+        order by id desc
+        limit 100
+    ) as newest
+    where newest.task_id is not null
+    order by newest.id desc
+    limit 20
+) as run
+
 -- fragment: last_runs
--- Of each schedule: how its newest run ended, how many of its newest runs have failed without one that succeeded since, and how many of them have
--- ended. Cancelled runs do not count. A run ends after it was decided: so only the partitions since then are read (an hour, because a clock may be set back).
+-- Of each schedule: how its newest run ended. If that one failed: how many of its newest runs have failed without one that succeeded since, and how many
+-- of them have ended.
+left join lateral (
+    select task.status, task.error_code, task.message
+    from {newest_runs}
+    {ended_run}
+    order by run.id desc
+    limit 1
+) as last_run on true
 left join lateral (
     select
-        (array_agg(ended.status order by ended.id desc))[1] as last_status,
-        (array_agg(ended.error_code order by ended.id desc))[1] as last_error_code,
-        (array_agg(ended.message order by ended.id desc))[1] as last_message,
         count(*) filter (where ended.is_failure) as failures_in_a_row,
         min(ended.finished_at) filter (where ended.is_failure and isfinite(ended.finished_at)) as failing_since,
         count(*) as ended
     from (
-        select
-            run.id, task.status, task.error_code, task.message, task.finished_at,
-            bool_and(task.status <> 'COMPLETED') over (order by run.id desc) as is_failure
-        from (
-            select newest.id, newest.task_id, newest.decided_at
-            from (
-                select id, task_id, decided_at
-                from {schema}.schedule_runs
-                where schedule_runs.schedule_name = schedules.name
-                order by id desc
-                limit 100
-            ) as newest
-            where newest.task_id is not null
-            order by newest.id desc
-            limit 20
-        ) as run
-        cross join lateral (
-            select
-                finished.status, finished.error_code, finished.finished_at,
-                {schema}.error_message(case when finished.is_sensitive is not true then finished.error end) as message
-            from {schema}.finished
-            where finished.id = run.task_id
-            and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
-            and finished.status <> 'CANCELLED'
-            order by finished.finished_at desc
-            limit 1
-        ) as task
+        select task.finished_at, bool_and(task.status <> 'COMPLETED') over (order by run.id desc) as is_failure
+        from {newest_runs}
+        {ended_run}
+        -- Most schedules are not read further.
+        where last_run.status <> 'COMPLETED'
         order by run.id desc
         limit 10
     ) as ended
@@ -94,7 +107,7 @@ select
     schedules.catch_up_missed, schedules.max_catch_up_runs, schedules.jitter_ms, schedules.overlap,
     schedules.enabled, schedules.declared, schedules.paused_at, schedules.next_slot_at, schedules.last_slot_at,
     schedules.last_task_id::text, schedules.changed_at, schedules.app, schedules.is_dynamic,
-    last_runs.last_status, last_runs.last_error_code, coalesce(last_runs.failures_in_a_row, 0)
+    last_run.status, last_run.error_code, last_runs.failures_in_a_row
 from {schema}.schedules
 {last_runs}
 where (%(name)s::text is null or schedules.name = %(name)s::text)
@@ -132,7 +145,7 @@ order by run.id desc;
 -- name: get_failing_schedules
 -- Active schedules whose last three runs have failed, or whose last run has failed and that have not succeeded lately.
 select
-    schedules.name, schedules.task_name, last_runs.failures_in_a_row, last_runs.last_error_code, last_runs.last_message,
+    schedules.name, schedules.task_name, last_runs.failures_in_a_row, last_run.error_code, last_run.message,
     last_runs.failures_in_a_row = last_runs.ended, last_runs.failing_since
 from {schema}.schedules
 {last_runs}
