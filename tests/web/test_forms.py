@@ -1,5 +1,6 @@
 """Attacks with forms: by users who may only read, with hostile values in every field, on databases that refuse, and what the audit says of all of them."""
 
+import asyncio
 import html
 import logging
 import re
@@ -15,13 +16,14 @@ from starlette.requests import Request
 
 from horsies import AppConfig, Horsies, IntervalSchedule, TaskError, TaskResult, TaskSchedule
 from horsies.tasks.inspect import TaskFilter
-from horsies.web import Role, User, dashboard
+from horsies.web import Role, User, actions, dashboard
 from horsies.web.actions import ACTIONS, MAX_IDS, Jobs
+from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.everything import HOSTILE
 from tests.fixtures.roles import PlainUser
 from tests.web.conftest import Visitor, serving
 
-ALL = [action.name for action in (*ACTIONS, *Jobs().actions)]
+ALL = [action.name for action in (*ACTIONS, *Jobs(lambda: None).actions)]
 FILTER_FIELDS = [field.name for field in fields(TaskFilter)]
 FIELDS: dict[str, Sequence[str]] = {
     "cancel-tasks": ["id"],
@@ -241,7 +243,7 @@ async def test_each_action_leaves_one_row(shop: Horsies, visit: Any, sql: psycop
         ("set-queue-cap", {"name": "mail", "cap": ""}, ("reset cap of queue", "mail", 1)),
         ("leave-worker", {"id": worker}, ("ask workers to leave", worker, 1)),
         ("leave-worker", {"id": missing}, ("ask workers to leave", missing, 0)),
-        ("ping-worker", {"id": worker}, None),  # a question
+        ("ping-worker", {"id": worker}, ("ping workers", worker, 1)),
         ("pause-workflow", {"id": flow}, ("pause workflow", flow, 1)),
         ("pause-workflow", {"id": flow}, ("pause workflow", flow, 0)),
         ("resume-workflow", {"id": flow}, ("resume workflow", flow, 1)),
@@ -295,6 +297,30 @@ async def test_an_action_that_fails_half_way_is_in_the_audit_with_what_it_has_do
     ]
 
 
+async def test_who_stopped_an_action_on_many_tasks_is_in_the_audit(
+    shop: Horsies, visit: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "WAIT_FOR_JOB_S", 0.0)
+    greet: Any = shop.tasks["greet"]
+    await greet.send_many_async([greet.call("x") for _ in range(1_200)])
+    visitor = await visit(authorize=by_header)
+    token = await visitor.token()
+    with psycopg.connect(database) as holder, psycopg.connect(database, autocommit=True) as watch:
+        holder.execute("select from horsies.tasks for update")
+        answer = await visitor.post("/actions/cancel-matching", token=token, task_name="greet")
+        await asyncio.to_thread(wait_until_blocked, watch)
+        job = answer.headers["location"].removeprefix("/jobs/")
+        await visitor.post("/actions/stop-job", token=token, id=job)
+    page = ""
+    async with asyncio.timeout(30):
+        while "stopped" not in page:
+            page = (await visitor.get(f"/jobs/{job}")).text
+    assert [(entry.actor, entry.action, entry.target, entry.count) for entry in shop.ops.list_audit()] == [
+        ("alice", "stop: cancel tasks", "task_name=greet", 1),
+        ("alice", "cancel tasks", "task_name=greet", 1_000),
+    ]
+
+
 # -- databases that refuse
 
 
@@ -317,7 +343,7 @@ async def test_with_a_role_that_may_only_read_pages_are_shown_and_actions_say_wh
             answer = await visitor.post(f"/actions/{action}", token=token, **form)
             assert answer.status_code == 303, action
             kind, text = await message_of(visitor)
-            if action not in {"stop-job", "ping-worker"}:  # these write nothing
+            if action != "stop-job":  # no such job runs
                 assert kind == "error"
                 assert "permission denied" in text, (action, text)
                 assert plain_user.password not in text

@@ -13,19 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from starlette.requests import Request
 
-from horsies import AppConfig, Horsies
+from horsies import AppConfig, Horsies, TaskError, TaskResult
+from horsies.model.errors import BrokerError
 from horsies.web import Role, User, dashboard, live
 from horsies.web import security as web_security
 from horsies.web.actions import Job
 from horsies.web.dashboard import Dashboard
 from horsies.web.live import Topic, to_event
 from horsies.web.security import Credential, hash_password
+from tests.fixtures.eventually import wait_until_blocked
 from tests.fixtures.everything import HOSTILE
 from tests.fixtures.proxies import Proxy
 from tests.fixtures.web import fetch, free_port
+from tests.maintenance.test_minutes import current, end_task
 from tests.web.conftest import Visitor, serving
 
 PASSWORD = "correct horse"
@@ -187,7 +191,7 @@ async def test_many_topics_leave_connections_for_pages(app: Horsies, monkeypatch
         most = max(most, reading)
         await asyncio.sleep(0.05)
         reading -= 1
-        return {"job": Job("1", "", "", "")}
+        return {"job": Job("1", "", "", "", "")}
 
     module = import_module("horsies.web.dashboard")
     monkeypatch.setattr(module, "TOPICS", [Topic("slow", read, {"state": "live/job.html"}, interval_s=0)])
@@ -208,7 +212,7 @@ async def test_a_viewer_that_does_not_read_is_dropped(app: Horsies, monkeypatch:
     async def read(_ops: Any, _params: Any) -> Any:
         nonlocal number
         number += 1
-        return {"job": Job("1", "", "", "", state="failed", problem=f"{number} " + "x" * 1_000_000)}
+        return {"job": Job("1", "", "", "", "", state="failed", problem=f"{number} " + "x" * 1_000_000)}
 
     module = import_module("horsies.web.dashboard")
     monkeypatch.setattr(module, "TOPICS", [Topic("flood", read, {"state": "live/job.html"}, interval_s=0.01)])
@@ -246,7 +250,7 @@ async def test_nobody_sees_what_is_older_than_the_page_or_an_action(
     async def read(_ops: Any, _params: Any) -> Any:
         nonlocal number
         number += 1
-        return {"job": Job("1", "", "", "", state="failed", problem=f"read {number}.")}
+        return {"job": Job("1", "", "", "", "", state="failed", problem=f"read {number}.")}
 
     parts = [Topic("part", read, {"part": "live/job.html"}, interval_s=3_600)]
     module = import_module("horsies.web.dashboard")
@@ -283,6 +287,68 @@ async def test_topics_share_what_they_have_read(app: Horsies, monkeypatch: pytes
     assert len(await fresh.list_queues_async()) == 2
     assert len(await both.list_queues_async()) == 2
     assert await both.list_audit_async(limit=1) != await both.list_audit_async(limit=2)
+
+
+async def test_what_was_being_read_when_something_changed_is_not_shared(app: Horsies, database: str) -> None:
+    shared = live.SharedReads()
+    ops = shared.of(app.ops, is_fresh=False)
+    with psycopg.connect(database) as sql, psycopg.connect(database, autocommit=True) as watch:
+        sql.execute("lock table horsies.finished in access exclusive mode")
+        reading = asyncio.create_task(ops.queue_totals_async())
+        await asyncio.to_thread(wait_until_blocked, watch)
+        shared.forget()
+        end_task(sql, now := current(sql), queue="mail")
+        sql.commit()
+        await reading
+        end_task(sql, now, queue="audio")
+        sql.commit()
+    assert [each.name for each in await ops.queue_totals_async()] == ["audio", "mail"]
+
+
+async def test_a_read_that_fails_is_not_shared(app: Horsies, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MIN_SHARED_S", 3_600.0)
+    monkeypatch.setattr(live, "MAX_SHARED_S", 3_600.0)
+    ops = live.SharedReads().of(app.ops, is_fresh=False)
+    with psycopg.connect(database, autocommit=True) as sql:
+        sql.execute("alter table horsies.queue_minutes rename to away")
+        for _ in range(2):
+            with pytest.raises(BrokerError):
+                await ops.queue_totals_async()
+        sql.execute("alter table horsies.away rename to queue_minutes")
+    assert await ops.queue_totals_async() == []
+
+
+async def test_loaded_pages_share_findings_until_a_user_acts(app: Horsies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`app.ops` changes things as another process does."""
+    monkeypatch.setattr(live, "MIN_SHARED_S", 3_600.0)
+    monkeypatch.setattr(live, "MAX_SHARED_S", 3_600.0)
+    finding, badge = "has been paused since", "badge-paused"
+
+    @app.task("work")
+    def work() -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    await work.send_async()
+    made = dashboard(app, authorize=lambda request: User(request.headers["x-user"], Role.OPERATOR))
+    async with (
+        serving(made) as address,
+        httpx.AsyncClient(base_url=address, headers={"X-User": "alice"}) as one,
+        httpx.AsyncClient(base_url=address, headers={"X-User": "bob"}) as other,
+    ):
+        alice, bob = Visitor(one), Visitor(other)
+        assert finding not in (await alice.get("/")).text
+        app.ops.pause_queue("default")
+        page = (await bob.get("/")).text
+        assert (finding in page, badge in page) == (False, True), "only the findings are those of a moment ago"
+        assert finding in (await bob.get("/doctor")).text, "the doctor looks"
+        token = await alice.token("/queues/default")
+        await alice.post("/actions/resume-queue", token=token, name="audio")
+        assert finding in (await bob.get("/")).text, "any action ends it"
+        await alice.post("/actions/resume-queue", token=token, name="default", back="/")
+        assert finding not in (await bob.get("/")).text
+        app.ops.pause_queue("default")
+        assert finding in (await alice.get("/")).text, "the page that says what the action did reads everything"
+        assert finding in (await bob.get("/")).text
 
 
 # -- what is sent
@@ -337,7 +403,7 @@ async def test_an_outage_is_sent_without_secrets_and_its_end_too(app: Horsies, p
 MOUNTED = """
 import contextlib
 from fastapi import FastAPI
-from horsies import AppConfig, Horsies
+from horsies import AppConfig, Horsies, TaskError, TaskResult
 from horsies.web import User, dashboard
 
 shop = Horsies(AppConfig.for_database_url({url!r}))

@@ -226,7 +226,8 @@ def _ping(target: Horsies, worker_ids: Sequence[str], timeout_s: float) -> dict[
         time.sleep(POLL_S)
         if is_request_due := time.monotonic() - requested > REQUEST_AGAIN_S:
             requested = time.monotonic()
-        now = (target.ops.request_heartbeats if is_request_due else target.ops.get_heartbeats)(pending)
+        ops = target.ops
+        now = ops.request_heartbeats(pending, again=True) if is_request_due else ops.get_heartbeats(pending)
         elapsed_s = time.monotonic() - started
         answered |= {worker: elapsed_s * 1000 for worker in pending if worker in now and now[worker] != before[worker]}
         if elapsed_s > timeout_s:

@@ -339,11 +339,14 @@ class Ops:
     # -- queues
 
     @operation
-    def list_queues(self) -> Verb[list[QueueSummary]]:
-        """List the queues that have a task, a pause, a worker, or that the app declares, by name."""
+    def list_queues(self, *, not_due: bool = True) -> Verb[list[QueueSummary]]:
+        """List the queues that have a task, a pause, a worker, or that the app declares, by name.
+
+        `not_due=False` does not count scheduled and retrying tasks, nor find a queue that has nothing else: their rows take as long to read as all the rest.
+        """
 
         def run() -> Op[list[QueueSummary]]:
-            found = {queue.name: queue for queue in (yield from queues.list_queues())}
+            found = {queue.name: queue for queue in (yield from queues.list_queues(not_due=not_due))}
             # Without tasks it is not the app of anyone, but only a way to the database.
             own = self._app.config.queues if self._app.tasks else ()
             declared = {queue.name: QueueSummary(queue.name) for queue in own}
@@ -379,6 +382,17 @@ class Ops:
 
     set_queue_cap_async = set_queue_cap.for_asyncio
 
+    @operation
+    def record_stop(self, action: str, target: str) -> Verb[None]:
+        """Record in the audit that an action on many tasks is stopped before its end. What it has done until then is in its own row."""
+
+        def run() -> Op[None]:
+            yield from ()  # its iteration is stopped, in the process that has it
+
+        return audited(self.actor, f"stop: {action}", target, run, _one)
+
+    record_stop_async = record_stop.for_asyncio
+
     def purge_queue(self, name: str) -> BulkAction:
         """Cancel all tasks of a queue that have not started, in batches. Running tasks are left alone."""
 
@@ -403,9 +417,14 @@ class Ops:
     list_worker_states_async = list_worker_states.for_asyncio
 
     @operation
-    def request_heartbeats(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, datetime]]:
-        """Request a heartbeat from these workers. Returns when the last ones were, of those that are registered."""
-        return partial(inspect.request_heartbeat, list(worker_ids))
+    def request_heartbeats(self, worker_ids: Sequence[str], *, again: bool = False) -> Verb[Mapping[str, datetime]]:
+        """Request a heartbeat from these workers. Returns when the last ones were, of those that are registered.
+
+        `again` repeats a request whose notification may be lost; the audit has only the first one.
+        """
+        ids = list(worker_ids)
+        verb: Verb[Mapping[str, datetime]] = partial(inspect.request_heartbeat, ids)
+        return verb if again else audited(self.actor, "ping workers", ", ".join(ids), verb, len)
 
     request_heartbeats_async = request_heartbeats.for_asyncio
 

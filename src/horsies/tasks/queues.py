@@ -75,10 +75,10 @@ def set_queue_cap(name: str, max_concurrency: int | None) -> Op[None]:
     yield from execute(SQL["set_queue_cap"](name=name, max_concurrency=max_concurrency), SQL["notify_queues_changed"]())
 
 
-def list_queues(max_counted: int | None = None) -> Op[list[QueueSummary]]:
-    """List all queues that have a task, a stored pause or a worker, by name."""
+def list_queues(max_counted: int | None = None, *, not_due: bool = True) -> Op[list[QueueSummary]]:
+    """List all queues that have a task, a stored pause or a worker, by name. Without `not_due`, tasks that are not due are not read."""
     counted = max_counted or MAX_COUNTED
-    query = SQL["list_queues"](counted=counted, not_due=min(counted, MAX_NOT_DUE))
+    query = SQL["list_queues"](counted=counted, not_due=min(counted, MAX_NOT_DUE) if not_due else 0)
     return [QueueSummary(*row) for row in (yield from rows(query))]
 
 

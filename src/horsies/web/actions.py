@@ -234,7 +234,8 @@ async def remove_schedule(view: View, form: Form) -> Flash:
 class Jobs:
     """Actions on many tasks. They run in batches, in tasks of this process: what was done stays done if one is stopped or the server ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self.topic = Topic("job", self._read, {"state": "live/job.html"}, interval_s=0.5)
         self.actions: Sequence[Action] = (
@@ -276,24 +277,26 @@ class Jobs:
         """`name`: cancels what has not started."""
         return await self._start(view, "Empty the queue", view.ops.purge_queue(form.one("name")))
 
-    async def _stop(self, _view: View, form: Form) -> Flash:
+    async def _stop(self, view: View, form: Form) -> Flash:
         """`id`."""
         job = self._jobs.get(form.one("id"))
         if job is None or job.task is None or job.task.done():
             return Flash("info", "It has ended already.")
-        job.is_stopping = True
+        job.is_stopping = True  # first: it stops even if the database cannot be reached
+        await view.ops.record_stop_async(job.action, job.target)
         return Flash("info", "It stops after the current batch. What was done stays done.", f"/jobs/{job.id}")
 
     async def _start(self, view: View, title: str, bulk: BulkAction) -> Flash:
         """Start a job, and wait for its end, but not for long."""
         if sum(job.state == "running" for job in self._jobs.values()) >= MAX_RUNNING_JOBS:
             raise FormError(f"{MAX_RUNNING_JOBS} actions on many tasks run already; wait for one of them, or stop it")
-        job = Job(secrets.token_urlsafe(9), title, bulk.target, view.user.name)
+        job = Job(secrets.token_urlsafe(9), title, bulk.action, bulk.target, view.user.name)
         self._jobs[job.id] = job
         while len(self._jobs) > MAX_JOBS:
             oldest = next(job_id for job_id, old in self._jobs.items() if old.state != "running")
             del self._jobs[oldest]
         job.task = asyncio.create_task(job.run(bulk))
+        job.task.add_done_callback(lambda _: self._on_end())
         await asyncio.wait([job.task], timeout=WAIT_FOR_JOB_S)
         if job.state == "running":
             return Flash(
@@ -312,6 +315,8 @@ class Job:
 
     id: str
     title: str
+    action: str
+    """As the audit calls it."""
     target: str
     user: str
     state: Literal["running", "done", "stopped", "failed"] = "running"

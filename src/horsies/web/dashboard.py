@@ -153,7 +153,7 @@ class Dashboard:
         self._limits = LoginLimits()
         self._hashing = asyncio.Semaphore(HASHING)
         self._broker: PostgresBroker | None = None
-        self._jobs = Jobs()
+        self._jobs = Jobs(lambda: self.live.refresh())  # noqa: PLW0108 - it has the topic of jobs, so it is made after them
         self.live = LiveUpdates(self._read_ops, renderer, [*TOPICS, self._jobs.topic])
         self.routes = self._routes()
         self._router = Starlette(routes=self.routes, lifespan=self._lifespan)
@@ -401,7 +401,11 @@ class Dashboard:
     # -- pages
 
     def _page(self, page: Page) -> Endpoint:
-        return self._guard(page.show)
+        async def show(view: View) -> Response:
+            shared = self.live.shared.of(view.ops, is_fresh=view.flash is not None, only_rare=True)
+            return await page.show(replace(view, ops=shared))
+
+        return self._guard(show if page.shares_reads else page.show)
 
     async def _stream(self, view: View) -> Response:
         topic = self.live.topics.get(view.path_params["topic"])

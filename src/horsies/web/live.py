@@ -6,7 +6,7 @@ connects again.
 
 **Cost.** A topic is read once a second as long as reads are cheap. Each takes a small share of the time at most: what takes long to read is read less often. All
 together take no more than `BUDGET`; then all slow down in proportion, so the cost has a limit however many pages are open. Topics with parts read what is
-expensive, such as statistics, less often than the rest. What several topics read alike is read once (`SharedReads`).
+expensive, such as statistics, less often than the rest. What several topics and pages read alike is read once (`SharedReads`).
 
 **Viewers that do not read.** A viewer has a short queue. One whose queue is full, or that takes no bytes for some time, is dropped; its browser connects again if
 there still is one.
@@ -168,40 +168,54 @@ class _Poller:
 
 
 class SharedReads:
-    """`Ops` for topics: what was read a moment ago with the same arguments is not read again, and what took long is not for a longer time.
+    """`Ops` of which what was read a moment ago with the same arguments is not read again, and what took long is not for a longer time.
 
-    Pages do not use it: after an action they show what it has changed.
+    Topics share all reads, pages with `shares_reads` those in `RARE`: what such a page shows is at most as old as on one that is open. These are counts and
+    findings, the same for all users. After an action everything is read again, and so it is for the page that shows what the action did, because another
+    process may have acted. A read that fails is not kept.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, tuple[float, object]] = {}
         """Until when they are used."""
+        self._forgotten_at = 0.0
 
-    def of(self, ops: Ops, *, is_fresh: bool) -> Ops:
+    def of(self, ops: Ops, *, is_fresh: bool, only_rare: bool = False) -> Ops:
         """Return operations that share what they read. With `is_fresh` everything is read again."""
-        return cast("Ops", _SharedOps(ops, self._results, is_fresh=is_fresh))
+        return cast("Ops", _SharedOps(self, ops, is_fresh=is_fresh, only_rare=only_rare))
+
+    def forget(self) -> None:
+        """Use nothing that was read until now, nor what is being read."""
+        self._results.clear()
+        self._forgotten_at = time.monotonic()
+
+    def get(self, key: str) -> tuple[float, object]:
+        return self._results.get(key, (0.0, None))
+
+    def keep(self, key: str, result: object, started: float, share: float) -> None:
+        ended = time.monotonic()
+        for old in [old for old, (until, _) in self._results.items() if until <= ended]:
+            del self._results[old]
+        if started > self._forgotten_at:
+            self._results[key] = ended + min(max(MIN_SHARED_S, (ended - started) / share), MAX_SHARED_S), result
 
 
 class _SharedOps:
-    def __init__(self, ops: Ops, results: dict[str, tuple[float, object]], *, is_fresh: bool) -> None:
-        self._ops, self._results, self._is_fresh = ops, results, is_fresh
+    def __init__(self, shared: SharedReads, ops: Ops, *, is_fresh: bool, only_rare: bool) -> None:
+        self._shared, self._ops, self._is_fresh, self._only_rare = shared, ops, is_fresh, only_rare
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._ops, name)
-        if not name.endswith("_async"):
+        if not name.endswith("_async") or (self._only_rare and name not in RARE):
             return found
 
         async def read(*args: object, **kwargs: object) -> object:
             key, started = f"{name} {args} {kwargs}", time.monotonic()
-            until, result = self._results.get(key, (0.0, None))
+            until, result = self._shared.get(key)
             if until > started and not self._is_fresh:
                 return result
             result = await found(*args, **kwargs)
-            ended = time.monotonic()
-            for old in [old for old, (until, _) in self._results.items() if until <= ended]:
-                del self._results[old]
-            kept_s = (ended - started) / (RARE_SHARE if name in RARE else SHARE)
-            self._results[key] = ended + min(max(MIN_SHARED_S, kept_s), MAX_SHARED_S), result
+            self._shared.keep(key, result, started, RARE_SHARE if name in RARE else SHARE)
             return result
 
         return read
@@ -217,7 +231,7 @@ class LiveUpdates:
         self._pollers: dict[_Key, _Poller] = {}
         self._stop_watch: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(MAX_READS)
-        self._shared = SharedReads()
+        self.shared = SharedReads()
         self._users: Counter[str] = Counter()
         self._sessions: Counter[tuple[str, str]] = Counter()
         self._is_closed = False
@@ -260,6 +274,7 @@ class LiveUpdates:
 
     def refresh(self) -> None:
         """Read everything again, after an action."""
+        self.shared.forget()
         for poller in self._pollers.values():
             poller.mark_stale(time.monotonic())
 
@@ -332,7 +347,7 @@ class LiveUpdates:
         try:
             async with self._reads, asyncio.timeout(READ_TIMEOUT_S):
                 started = part.read_at = time.monotonic()
-                ops = self._shared.of(self._ops(), is_fresh=part.is_stale)
+                ops = self.shared.of(self._ops(), is_fresh=part.is_stale)
                 part.is_stale = False
                 data = await part.topic.read(ops, poller.params)
             if data is None:

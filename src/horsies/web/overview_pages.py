@@ -102,7 +102,7 @@ async def _read_parts(topic: Topic, ops: Ops, params: Params) -> dict[str, Any]:
 async def _read_now(ops: Ops, _params: Params) -> dict[str, Any]:
     """Read what changes all the time."""
     queues, running, workers = await asyncio.gather(
-        ops.list_queues_async(),
+        ops.list_queues_async(not_due=False),
         ops.list_running_async(limit=LONGEST),
         ops.list_workers_async(),
     )
@@ -339,9 +339,9 @@ async def show_audit(view: View) -> Response:
 
 
 PAGES: Sequence[Page] = (
-    Page("/", show_overview),
-    Page("/queues", show_queues),
-    Page("/queues/{name:path}", show_queue),
+    Page("/", show_overview, shares_reads=True),
+    Page("/queues", show_queues, shares_reads=True),
+    Page("/queues/{name:path}", show_queue, shares_reads=True),
     Page("/workers", show_workers),
     Page("/workers/{worker_id}", show_worker),
     Page("/doctor", show_doctor),

@@ -495,7 +495,7 @@ PAGES: Sequence[Page] = (
     Page("/tasks", show_tasks),
     Page("/tasks/bulk", confirm_bulk),
     Page("/tasks/{task_id}", show_task),
-    Page("/errors", show_errors),
+    Page("/errors", show_errors, shares_reads=True),
     Page("/search", search),
 )
 TOPICS: Sequence[Topic] = (

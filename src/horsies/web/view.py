@@ -225,3 +225,5 @@ class Page:
 
     path: str
     show: Callable[[View], Awaitable[Response]]
+    shares_reads: bool = False
+    """It may show statistics and findings that were read for another page a moment ago (`SharedReads`)."""
