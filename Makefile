@@ -21,7 +21,7 @@ bin   := .venv/bin
 ready := .venv/.ready-$(python_version)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-django check format docs cover bench bench-dashboards bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
+.PHONY: help demo test test-django check format docs cover bench bench-around bench-dashboards bench-growth bench-mix bench-operators bench-recovery bench-peers bench-workflows chaos promises screenshots walk budgets clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ cover: $(ready) ## run the tests and list the lines they do not cover
 
 bench: $(ready) ## run the benchmarks
 	$(bin)/python -m benchmarks $(ARGS)
+
+bench-around: $(ready) ## measure what middleware, on_failure and kept log lines cost; 3 minutes
+	$(bin)/python -m benchmarks.around $(ARGS)
 
 bench-growth: $(ready) ## compare the rate with a million rows, 500 queues, an old snapshot or 62 idle workers to an empty database
 	$(bin)/python -m benchmarks.growth $(ARGS)
