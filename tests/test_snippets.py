@@ -1,4 +1,4 @@
-"""The Python snippets of the docs run, and pass both type checkers in strict mode.
+"""The Python snippets of the docs and of README.md run, and pass both type checkers in strict mode.
 
 A snippet that is not complete has its other lines in HTML comments: `<!-- setup`, lines, `-->` before it, and `<!-- run`, lines, `-->`
 after it, which use what it defines and check what the page says. Each is a module, run by a new interpreter in a folder of its own.
@@ -24,6 +24,7 @@ SNIPPET = re.compile(
 FILE = re.compile(r"^<!-- file (?P<name>\S+)\n(?P<text>.*?)-->", re.DOTALL | re.MULTILINE)
 # Pages whose snippets other tests run.
 RUN_ELSEWHERE = {
+    "README.md": "test_quick_start.py",
     "around.md": "test_around_recipes.py",
     "fastapi.md": "test_fastapi_page.py",
     "pooler.md": "pooler/test_page.py",
@@ -56,7 +57,8 @@ def save_files(page: Path, folder: Path) -> None:
 
 
 def complete_pages() -> list[Path]:
-    return [page for page in sorted(DOCS.glob("*.md")) if page.name not in INCOMPLETE and modules_of(page)]
+    pages = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    return [page for page in pages if page.name not in INCOMPLETE and modules_of(page)]
 
 
 @pytest.fixture(scope="module")
