@@ -2,7 +2,10 @@
 
 import json
 import os
+import secrets
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
+from horsies import AppConfig, Horsies
 from horsies.cli.main import main
 from horsies.db.broker import PostgresBroker
 from horsies.model.schedule import CronSchedule, DailySchedule, IntervalSchedule
@@ -122,6 +126,98 @@ def test_an_unknown_schedule_is_reported(schedules: Run, verb: str) -> None:
     result = schedules(verb, "report")
     assert result.exit_code == 1
     assert "there is no schedule 'report'; see `horsies schedules list`" in result.output
+
+
+SHOP = """
+from datetime import date
+from horsies import AppConfig, Horsies, TaskError, TaskResult
+
+app = Horsies(AppConfig())
+
+@app.task("report")
+def report(since: date, number: int = 0) -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+
+@app.task("secret", sensitive=True)
+def secret(number: int) -> TaskResult[None, TaskError]:
+    return TaskResult(ok=None)
+"""
+
+
+@pytest.fixture
+def shop(database: str, broker: PostgresBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`shop("create", …)` with the code of an app."""
+    file = tmp_path / f"shop_{secrets.token_hex(4)}.py"  # not loaded before in this process
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    file.write_text(SHOP.replace("AppConfig()", f"AppConfig.for_database_url({database!r})"))
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(main, ["schedules", *words, "--app", f"{file}:app"])
+
+    return run
+
+
+def test_a_schedule_can_be_created_changed_and_removed(shop: Run, database: str) -> None:
+    arguments = '{"since": "2026-01-31"}'
+    created = shop(
+        "create", "report", "--task=report", "--cron", "30 2 * * *", "--timezone=Europe/Berlin", "--args", arguments
+    )
+    assert output_of(created).startswith("schedule 'report' is stored: 30 2 * * *, next slot: 20")
+    stored = as_json(shop("show", "report", "--json"))
+    assert (stored["pattern"], stored["timezone"], stored["queue_name"]) == (
+        {"kind": "cron", "expression": "30 2 * * *"}, "Europe/Berlin", "default",
+    )  # fmt: skip
+    assert json.loads(stored["args"]) == {"since": "2026-01-31"}
+    assert (stored["catch_up_missed"], stored["max_catch_up_runs"], stored["overlap"]) == (False, 100, "allow")
+    options = ("--every=90s", "--catch-up=3", "--overlap=skip", "--jitter=2s")
+    changed = as_json(shop("change", "report", *options, "--json"))
+    assert changed["pattern"] == {"kind": "interval", "days": 0, "hours": 0, "minutes": 0, "seconds": 90}
+    assert (changed["catch_up_missed"], changed["max_catch_up_runs"]) == (True, 3)
+    assert (changed["overlap"], changed["jitter_ms"]) == ("skip", 2_000)
+    kept = ("timezone", "args", "task_name", "queue_name")
+    assert [changed[name] for name in kept] == [stored[name] for name in kept], "what is not given stays"
+    assert output_of(shop("remove", "report", "--dry-run")) == "would remove schedule 'report'\n"
+    unconfirmed = shop("remove", "report")
+    assert (unconfirmed.exit_code, "--yes" in unconfirmed.output) == (2, True)
+    assert as_json(shop("remove", "report", "--yes", "--json")) == {
+        "name": "report",
+        "dry_run": False,
+        "is_removed": True,
+    }
+    with closing(Horsies(AppConfig.for_database_url(database))) as app:
+        assert [entry.action for entry in app.ops.list_audit()] == [
+            "remove schedule",
+            "change schedule",
+            "create schedule",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("create", "x", "--task=report"), 2, "give --every or --cron"),
+        (("create", "x", "--task=report", "--every=1h", "--cron=* * * * *"), 2, "both --every and --cron are given"),
+        (("create", "x", "--task=lost", "--every=1h"), 1, "there is no task 'lost'; this app has 'report', 'secret'"),
+        (("create", "x", "--task=report", "--every=1h", "--args", '{"since": "soon"}'), 1, "since"),
+        (("create", "x", "--task=report", "--every=1h", "--args", "{"), 1, "report()"),
+        (("create", "x", "--task=report", "--every=1h"), 1, "since"),
+        (("create", "x", "--task=report", "--cron=* *"), 1, "has 2 fields"),
+        (("create", "x", "--task=report", "--every=0.2s"), 1, "the interval is 0:00:00"),
+        (("change", "x", "--every=1h"), 1, "there is no schedule 'x'"),
+        (("change", "hidden", "--every=2h"), 2, "give --args: those of a sensitive task are hidden"),
+        (("change", "hidden", "--task=report"), 2, "another task takes others"),
+        (("remove", "x", "--yes"), 1, "there is no schedule 'x'"),
+    ],
+)
+def test_a_schedule_that_cannot_be_created_changed_or_removed_is_refused(
+    shop: Run, words: tuple[str, ...], code: int, reason: str
+) -> None:
+    output_of(shop("create", "hidden", "--task=secret", "--every=1h", "--args", '{"number": 1}'))
+    refused = shop(*words)
+    assert (refused.exit_code, reason in " ".join(refused.output.split())) == (code, True), refused.output
+    assert "Traceback" not in refused.output
+    (only,) = as_json(shop("list", "--json"))["schedules"]
+    assert (only["name"], only["pattern"]["seconds"] + only["pattern"]["hours"] * 3600) == ("hidden", 3_600)
 
 
 def test_an_empty_list_is_not_an_error(schedules: Run) -> None:

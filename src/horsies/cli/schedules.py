@@ -1,14 +1,24 @@
-"""`horsies schedules`: list, show, run, pause and resume."""
+"""`horsies schedules`: list, show, run, pause, resume, create, change and remove."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import wraps
 from operator import attrgetter
 from typing import Any
 
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import database_command, name_argument
+from horsies.cli.options import (
+    all_of,
+    confirm,
+    database_command,
+    dry_run_option,
+    name_argument,
+    parse_seconds,
+    yes_option,
+)
 from horsies.cli.output import (
     Column,
     Styled,
@@ -20,14 +30,32 @@ from horsies.cli.output import (
     to_text,
     wide_option,
 )
+from horsies.model.schedule import (
+    CronSchedule,
+    IntervalSchedule,
+    Overlap,
+    TaskSchedule,
+    pattern_from_json,
+)
 from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
 
 NEXT_SLOTS = 5
 
+_definition_options = all_of(
+    click.option("--every", type=parse_seconds, metavar="TIME", help="At an interval: 90s, 15m, 2h or 7d."),
+    click.option("--cron", metavar="FIELDS", help="As in cron: '30 9 * * mon-fri' is minute, hour, day, month and weekday."),
+    click.option("--args", metavar="JSON", help="The arguments of the task, as a JSON object."),
+    click.option("--queue", "queue_name", metavar="NAME", help="The queue.  [default: that of the task]"),
+    click.option("--timezone", metavar="NAME", help="Of the cron fields, such as Europe/Berlin.  [default: UTC]"),
+    click.option("--overlap", type=click.Choice([each.value for each in Overlap]), help="At a slot while the last run has not ended.  [default: allow]"),
+    click.option("--jitter", type=parse_seconds, metavar="TIME", help="Delay each slot by a random time up to this.  [default: 0]"),
+    click.option("--catch-up", "max_catch_up_runs", type=click.IntRange(0, 10_000), metavar="NUMBER", help="How many missed slots to run, the newest.  [default: 1]"),
+)  # fmt: skip
+
 
 @click.group()
 def schedules() -> None:
-    """Inspect schedules, pause and resume them, or run one now.
+    """Inspect schedules, pause and resume them, run one now, or create some at run time.
 
     The commands show what is stored in the database. Schedulers store the schedules of their app when they start. A pause is stored too, and
     survives restarts and deployments.
@@ -172,6 +200,107 @@ def _show_paused(name: str, exists: bool, *, is_paused: bool, as_json: bool) -> 
     if not exists:
         raise _unknown_schedule(name)
     show_paused("schedule", name, is_paused=is_paused, as_json=as_json)
+
+
+def _definition_command(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a command that takes a name and the options of a definition, of which it gets those that were given, as fields of a `TaskSchedule`."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        @wraps(function)
+        def run(
+            target: Horsies, name: str, *, every: float | None, cron: str | None, as_json: bool, **options: Any
+        ) -> None:
+            if every is not None and cron is not None:
+                raise click.UsageError("both --every and --cron are given; give one of them")
+            given = {name: value for name, value in options.items() if value is not None}
+            if cron is not None:
+                given["pattern"] = CronSchedule(cron)
+            if every is not None:
+                given["pattern"] = IntervalSchedule(seconds=round(every))
+            if "max_catch_up_runs" in given:
+                given["catch_up_missed"] = given["max_catch_up_runs"] > 1
+            function(target, name, given)
+            (info,) = target.ops.list_schedules(name=name)
+            if as_json:
+                show_json(_to_json(info))
+            else:
+                slots = ", ".join(map(to_text, _next_slots(info)[:1])) or "none"
+                echo(f"schedule {name!r} is stored: {info.pattern_text}, next slot: {slots}")
+
+        return database_command(schedules.command, name_argument, *options, _definition_options)(run)
+
+    return decorate
+
+
+@_definition_command(click.option("--task", "task_name", metavar="NAME", required=True, help="The task to enqueue."))
+def create(target: Horsies, name: str, given: dict[str, Any]) -> None:
+    """Create a schedule at run time, beside those that apps declare. Any scheduler enqueues its tasks.
+
+    Requires --app, because the task's code checks the arguments, and --every or --cron.
+
+    \b
+    Example:
+      horsies schedules create nightly-report --task report --cron '30 2 * * *' --timezone Europe/Berlin --args '{"days": 7}'
+    """
+    if "pattern" not in given:
+        raise click.UsageError("give --every or --cron")
+    target.ops.create_schedule(_to_schedule(target, name, given))
+
+
+@_definition_command(click.option("--task", "task_name", metavar="NAME", help="Another task, which needs --args."))
+def change(target: Horsies, name: str, given: dict[str, Any]) -> None:
+    """Change a schedule that was created at run time. What is not given stays as it is.
+
+    Requires --app. With another pattern or time zone, the schedule continues with the first slot from now on.
+
+    \b
+    Example:
+      horsies schedules change nightly-report --cron '30 3 * * *'
+    """
+    info = next(iter(target.ops.list_schedules(name=name)), None)
+    if info is None:
+        raise _unknown_schedule(name)
+    kept = ("task_name", "queue_name", "timezone", "enabled", "overlap", "max_catch_up_runs", "catch_up_missed")
+    stored = {field: getattr(info, field) for field in kept}
+    stored |= {"pattern": pattern_from_json(info.pattern), "jitter": timedelta(milliseconds=info.jitter_ms)}
+    if "task_name" not in given:
+        stored["args"] = info.args
+    if (stored | given).get("args") is None:
+        raise click.UsageError("give --args: those of a sensitive task are hidden, and another task takes others")
+    if not target.ops.change_schedule(_to_schedule(target, name, stored | given)):
+        raise _unknown_schedule(name)
+
+
+def _to_schedule(target: Horsies, name: str, given: Mapping[str, Any]) -> TaskSchedule:
+    """Decode the arguments as the code of the task takes them. A task that is not known is reported with all other problems."""
+    fields, args_json = dict(given), given.get("args")
+    fields.pop("args", None)
+    task = target.known_tasks.get(fields["task_name"])
+    if task is not None and args_json is not None:
+        args, fields["kwargs"] = task.arguments.decode(args_json)
+        if args:
+            raise click.UsageError(f"task {task.name!r} has parameters without names, which a schedule cannot give")
+    return TaskSchedule(name=name, **fields)
+
+
+@database_command(schedules.command, yes_option, name_argument, dry_run_option)
+def remove(target: Horsies, name: str, *, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Delete a schedule that was created at run time. Active runs continue.
+
+    Asks for confirmation. One that an app declares is removed there.
+
+    \b
+    Example:
+      horsies schedules remove nightly-report
+    """
+    if not dry_run:
+        confirm(f"remove schedule {name!r}?", yes=yes)
+    if not (target.ops.list_schedules(name=name) if dry_run else target.ops.remove_schedule(name)):
+        raise _unknown_schedule(name)
+    if as_json:
+        show_json({"name": name, "dry_run": dry_run, "is_removed": not dry_run})
+    else:
+        echo(f"would remove schedule {name!r}" if dry_run else f"schedule {name!r} is removed")
 
 
 def _unknown_schedule(name: str) -> click.ClickException:

@@ -33,7 +33,7 @@ from horsies.web.view import Page, View, make_url
 PAGE_SIZE: Final = 50
 MAX_RUNNING: Final = 1_000  # of the running tasks, those that have run for the longest are filtered
 MAX_NEW: Final = 20  # new tasks that are counted
-MAX_GROUPS: Final = 100
+MAX_GROUPS: Final = 50
 MAX_FOUND: Final = 10  # of each kind, by the search
 SAMPLE: Final = 5
 CHARACTERS: Final = 20_000  # of arguments, and of a result
