@@ -36,7 +36,7 @@ test: $(ready) ## run the tests, in random order and in parallel
 test-django: ## run the tests of Django with its newest release; make test-django PYTHON=python3.12 VERSION='<7'
 	rm -rf .venv-django; "$(PYTHON)" -m venv .venv-django
 	.venv-django/bin/python -c '$(dev_groups)' | sed 's/^django$$/django$(VERSION)/' >.venv-django/dev.txt
-	grep -viE '^(django|django-stubs-ext|asgiref|sqlparse)==' constraints.txt >.venv-django/constraints.txt
+	grep -viE '^(django|django-stubs|django-stubs-ext|asgiref|sqlparse)==' constraints.txt >.venv-django/constraints.txt
 	.venv-django/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-django/constraints.txt \
 		--requirement .venv-django/dev.txt --editable '.[dev]'
 	.venv-django/bin/pytest -n $(JOBS) tests/contrib/test_django.py $(ARGS)

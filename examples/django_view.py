@@ -7,9 +7,6 @@ $ curl -d item=saddle localhost:8000/orders
 {"order": 1, "task": "01932f0e-..."}
 """
 
-# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# (Django has no type annotations)
-
 import os
 import sys
 
@@ -48,8 +45,8 @@ app = Horsies()
 
 
 class Order(models.Model):
-    item = models.TextField()
-    confirmed = models.BooleanField(default=False)
+    item: "models.TextField[str, str]" = models.TextField()
+    confirmed: "models.BooleanField[bool, bool]" = models.BooleanField(default=False)
 
     class Meta:
         app_label = "shop"

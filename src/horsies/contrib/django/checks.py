@@ -35,7 +35,7 @@ def check_settings(**_options: Any) -> list[CheckMessage]:
 def _check_connections(configuration: Configuration) -> Iterator[CheckMessage]:
     alias, connection = configuration.alias, connections[configuration.alias]
     settings, where = connection.settings_dict, f"settings.DATABASES[{configuration.alias!r}]"
-    driver = getattr(connection.Database, "__name__", "another driver")
+    driver = getattr(getattr(connection, "Database", None), "__name__", "another driver")
     if driver != "psycopg":
         yield Error(
             f"Django connects to {alias!r} with {driver}, so sends inside atomic() cannot be part of its transaction",

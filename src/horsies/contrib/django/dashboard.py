@@ -13,13 +13,13 @@ Staff with the permission to view tasks may read, and those with `horsies.operat
 
 from contextlib import suppress
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 from django.conf import global_settings, settings
 from django.contrib.auth import get_user
 from django.db import close_old_connections
+from django.http import HttpRequest
 from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
 from starlette.requests import Request
@@ -59,8 +59,9 @@ def _login_url() -> str:
 
 def _user_of(request: Request) -> Any:
     engine = import_module(settings.SESSION_ENGINE)
-    session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
-    return get_user(SimpleNamespace(session=session, META={}))
+    request_of_django = HttpRequest()
+    request_of_django.session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
+    return get_user(request_of_django)
 
 
 def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":

@@ -177,9 +177,8 @@ class DjangoTaskCalls(TaskCalls):
     def before(self) -> Callable[[], object]:
         """Set a savepoint, for the case that a task fails with an error of the database, which would end the transaction of the test."""
         connection = connections[self._alias]
-        if not connection.in_atomic_block:
+        if not connection.in_atomic_block or (savepoint := connection.savepoint()) is None:
             return lambda: None
-        savepoint = connection.savepoint()
 
         def after() -> None:
             if connection.needs_rollback or not _is_usable(connection):
