@@ -3,14 +3,12 @@
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -20,15 +18,12 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
-import psycopg
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncBaseTransport, AsyncClient, AsyncHTTPTransport, Response
 
 from horsies import Horsies
-from horsies.testing import drain, open_sandbox
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import column
 from tests.fixtures.workers import StartWorker
 
 ROOT = Path(__file__).parents[1]
@@ -181,23 +176,3 @@ def test_the_schedule_compares_all_products(shop: Shop, suppliers: Suppliers) ->
 @pytest.mark.parametrize("shop", ["after"], indirect=True)
 def test_only_the_new_version_knows_which_comparisons_exist(shop: Shop) -> None:
     assert shop.request("GET", f"/comparisons/{uuid4()}").status_code == 404
-
-
-def test_a_forwarded_message_is_enqueued_once_however_often_it_is_delivered(
-    database: str, sql: psycopg.Connection
-) -> None:
-    """The program of the page that forwards what is still under way, with the task that is its target."""
-    celery: Any = pytest.importorskip("celery", reason="celery is not installed; `make test` installs it")
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "from-celery.md").read_text(), re.DOTALL)
-    (target,) = (code for code in programs if "def resize_image" in code)
-    (forward,) = (code for code in programs if "def resize_by_celery" in code)
-    names: dict[str, Any] = {"celery_app": celery.Celery("shop", set_as_current=False), "timedelta": timedelta}
-    exec(target, names)  # noqa: S102 - our own page
-    exec(forward, names)  # noqa: S102 - our own page
-    with open_sandbox(names["app"], database):
-        for message in ("one", "two", "one"):
-            names["resize_by_celery"].apply([7], task_id=message, throw=True)
-        assert [ran.status for ran in drain()] == ["COMPLETED"] * 2
-        names["resize_by_celery"].apply([7], task_id="one", throw=True)  # after its end, within the window
-        assert drain() == []
-    assert column(sql, "select args::text from horsies.all_tasks") == ['{"image_id":7}'] * 2
