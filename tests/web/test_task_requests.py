@@ -13,7 +13,10 @@ import httpx
 import psycopg
 import pytest
 
-from horsies import Horsies
+from horsies import Horsies, TaskError, TaskResult
+from horsies.db.broker import PostgresBroker
+from horsies.maintenance.minutes import roll_up_minutes
+from horsies.tasks.inspect import TaskFilter
 from horsies.web import Role, User
 from horsies.web.task_pages import PAGE_SIZE, place_attempts
 from tests.fixtures.everything import HOSTILE
@@ -338,8 +341,8 @@ async def test_readers_see_no_buttons_and_are_refused(sql: psycopg.Connection, v
     assert (status_of(sql, live), status_of(sql, failed)) == ("PENDING", "FAILED")
 
 
-def add_sensitive(sql: psycopg.Connection) -> dict[str, str]:
-    """Tasks in whose payload, errors, progress and log lines there is a secret."""
+def add_sensitive(sql: psycopg.Connection, *, is_marked: bool = True) -> dict[str, str]:
+    """Tasks in whose payload, errors, progress and log lines there is a secret; without a mark they were sent before the task was declared sensitive."""
     secret = json.dumps({"card": SECRET})
     attempt = json.dumps(
         {
@@ -349,7 +352,7 @@ def add_sensitive(sql: psycopg.Connection) -> dict[str, str]:
     )  # fmt: skip
     shared: dict[str, Any] = {
         "args": secret,
-        "is_sensitive": True,
+        "is_sensitive": True if is_marked else None,
         "progress": json.dumps({"fraction": 0.5, "message": SECRET}),
     }
     ids = {
@@ -368,8 +371,17 @@ def add_sensitive(sql: psycopg.Connection) -> dict[str, str]:
     return ids
 
 
-async def test_what_is_sensitive_is_on_no_page_and_in_no_stream(sql: psycopg.Connection, visit: Visit) -> None:
-    ids = add_sensitive(sql)
+@pytest.mark.parametrize("is_marked", [True, False], ids=["by the row", "by the code"])
+async def test_what_is_sensitive_is_on_no_page_and_in_no_stream(
+    app: Horsies, sql: psycopg.Connection, broker: PostgresBroker, visit: Visit, *, is_marked: bool
+) -> None:
+    ids = add_sensitive(sql, is_marked=is_marked)
+    if not is_marked:
+
+        @app.task("charge", sensitive=True)
+        def charge() -> TaskResult[None, TaskError]:
+            return TaskResult(ok=None)
+
     visitor = await visit()
     texts = {f"/tasks/{task_id}": (await visitor.get(f"/tasks/{task_id}")).text for task_id in ids.values()}
     assert all("this task is sensitive" in text.lower() for text in texts.values())
@@ -387,6 +399,16 @@ async def test_what_is_sensitive_is_on_no_page_and_in_no_stream(sql: psycopg.Con
     texts["stream of errors"] = await first_events(visitor, "/live/errors", 1)
     assert [path for path, text in texts.items() if SECRET in text] == []
     assert rows_of(await visitor.get(f"/tasks?message={SECRET}")) == [], "a search would tell what is in a message"
+    searched = TaskFilter(message=SECRET[:4])
+    assert (app.ops.count_tasks(searched), app.ops.preview_count(searched).count) == (0, 0)
+    assert app.ops.retry_matching(searched).run().selected == 0
+    for is_rolled_up in (False, True):
+        if is_rolled_up:
+            sql.execute("update horsies.finished set finished_at = finished_at - interval '5 minutes'")
+            broker.run(roll_up_minutes)
+        (group,) = app.ops.error_groups()
+        assert (group.message, group.count) == ("", 1)
+        assert [task.id for task in app.ops.list_tasks(group.to_filter()).tasks] == [ids["failed"]]
 
 
 async def test_revealing_is_for_operators_and_is_recorded(app: Horsies, sql: psycopg.Connection, visit: Visit) -> None:

@@ -46,6 +46,7 @@ from horsies.tasks.ids import new_task_id, to_task_id, to_workflow_id
 from horsies.tasks.inspect import (
     FINAL,
     LIVE,
+    SafeTaskFilter,
     TaskCount,
     TaskDetail,
     TaskFilter,
@@ -137,9 +138,7 @@ class Ops:
         """
 
         def run() -> Op[TaskPage]:
-            page = yield from inspect.list_tasks(
-                filters or TaskFilter(), limit=max(1, min(limit, MAX_PAGE)), after=after
-            )
+            page = yield from inspect.list_tasks(self._safe(filters), limit=max(1, min(limit, MAX_PAGE)), after=after)
             return replace(page, tasks=self._without_hidden_messages(page.tasks))
 
         return run
@@ -160,14 +159,14 @@ class Ops:
     @operation
     def count_tasks(self, filters: TaskFilter | None = None) -> Verb[int]:
         """Count all matching tasks, in steps. With few conditions this reads all tasks: `preview_count` is for screens, and `since` skips days."""
-        return partial(inspect.count_tasks, filters or TaskFilter())
+        return partial(inspect.count_tasks, self._safe(filters))
 
     count_tasks_async = count_tasks.for_asyncio
 
     @operation
     def preview_count(self, filters: TaskFilter | None = None) -> Verb[TaskCount]:
         """Count the matching tasks among the newest ones, as many as a page reads. `is_complete` says whether these are all."""
-        return partial(inspect.count_newest, filters or TaskFilter())
+        return partial(inspect.count_newest, self._safe(filters))
 
     preview_count_async = preview_count.for_asyncio
 
@@ -203,6 +202,16 @@ class Ops:
             else task
             for task in tasks
         ]
+
+    def _safe(self, filters: TaskFilter | None) -> TaskFilter:
+        """Return a filter that does not tell what errors of sensitive tasks contain."""
+        if filters is None or (filters.message is None and filters.error_summary is None):
+            return filters or TaskFilter()
+        given = {field.name: getattr(filters, field.name) for field in fields(TaskFilter)}
+        return SafeTaskFilter(**given, sensitive=self._sensitive_names())
+
+    def _sensitive_names(self) -> list[str]:
+        return [name for name in self._app.known_tasks if self._is_sensitive(name)]
 
     def _is_sensitive(self, task_name: str) -> bool:
         """Whether the code of the app says so, if there is code: the row may have been written by hand, or before the task was declared sensitive."""
@@ -334,7 +343,7 @@ class Ops:
         if wrong := [status for status in filters.statuses if status not in allowed]:
             raise ValueError(f"{action}: for tasks that are {', '.join(allowed)}, and not for {', '.join(wrong)}")
         selected = filters if filters.statuses else replace(filters, statuses=default)
-        return BulkAction(self.broker, selected, act, CHANGES, self.actor, action, describe_filter(filters))
+        return BulkAction(self.broker, self._safe(selected), act, CHANGES, self.actor, action, describe_filter(filters))
 
     # -- queues
 
@@ -749,7 +758,7 @@ class Ops:
         self, *, hours: float = 24, limit: int = 50, task_name: str | None = None
     ) -> Verb[list[ErrorGroup]]:
         """Group the failures of the last hours (up to a day) by task, error code and message, the most frequent first."""
-        return partial(get_error_groups, hours, limit, task_name)
+        return partial(get_error_groups, hours, limit, task_name, self._sensitive_names())
 
     error_groups_async = error_groups.for_asyncio
 

@@ -21,6 +21,7 @@ from horsies.tasks.inspect import TaskFilter
 MAX_MINUTES = 24 * 60
 MAX_TAIL, MAX_FAILURES = 20_000, 5_000
 MAX_GROUPS = 1_000
+MAX_NAME = 200  # characters of the name of a task
 
 SQL = load(__file__)
 
@@ -177,10 +178,15 @@ def _estimate_total_s(histogram: Sequence[int] | None) -> float:
     return sum(count * 0.75 * 2.0**bucket for bucket, count in enumerate(histogram or ())) / 1000
 
 
-def get_error_groups(hours: float, limit: int, task_name: str | None = None) -> Op[list[ErrorGroup]]:
-    """Return the groups of errors of the last hours, the most frequent first."""
+def get_error_groups(
+    hours: float, limit: int, task_name: str | None = None, sensitive: Sequence[str] = ()
+) -> Op[list[ErrorGroup]]:
+    """Return the groups of errors of the last hours, the most frequent first. Those of these sensitive tasks have no message."""
     window, size = max(1, min(math.ceil(hours * 60), MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
-    query = SQL["get_error_groups"](minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES)
+    hidden = [name[:MAX_NAME] for name in sensitive]
+    query = SQL["get_error_groups"](
+        minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES, sensitive=hidden
+    )
     return [ErrorGroup(*row) for row in (yield from plan_for_values(query, in_index_order=True))]
 
 

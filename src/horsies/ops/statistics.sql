@@ -182,7 +182,12 @@ failures as (
     select
         left(newest_failures.task_name, 200) as task_name,
         left(coalesce(newest_failures.error_code, ''), 200) as error_code,
-        {schema}.error_summary(case when newest_failures.is_sensitive is not true then newest_failures.error end) as message,
+        {schema}.error_summary(
+            case
+                when newest_failures.is_sensitive is not true and left(newest_failures.task_name, 200) <> all(%(sensitive)s::text[])
+                then newest_failures.error
+            end
+        ) as message,
         1 as count,
         newest_failures.finished_at as first_at,
         newest_failures.finished_at as last_at,
@@ -190,7 +195,7 @@ failures as (
     from newest_failures
     where %(task_name)s::text is null or left(newest_failures.task_name, 200) = left(%(task_name)s::text, 200)
     union all
-    select task_name, error_code, message, count, first_at, last_at, example_id
+    select task_name, error_code, case when task_name = any(%(sensitive)s::text[]) then '' else message end, count, first_at, last_at, example_id
     from {schema}.error_minutes
     where minute >= (select clock.first from clock)
     and minute < (select clock.since from clock)

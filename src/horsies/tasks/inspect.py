@@ -208,6 +208,14 @@ class TaskFilter:
         return sum(given is not None for given in (self.workflow_id, self.key, self.schedule_name, self.ids))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafeTaskFilter(TaskFilter):
+    """A filter of a reader whose code calls more tasks sensitive than the rows say: it does not find out what their errors contain."""
+
+    sensitive: Sequence[str] = ()
+    """The names of these tasks."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
     """One task of a list."""
@@ -389,12 +397,16 @@ def list_tasks_query(
     filters: TaskFilter, limit: int | None, after: TaskId | None, scanned: int = MAX_SCANNED, *, counted: bool = False
 ) -> Query:
     name = f"{'count' if counted else 'list'}_{'selected_tasks' if filters.kinds else 'tasks'}"
-    params = {field.name: getattr(filters, field.name) for field in fields(filters)} | {
-        "statuses": [status.value for status in filters.statuses] or None,
-        "ids": None if filters.ids is None else list(filters.ids),
-        "message": filters.message and json.dumps(filters.message, ensure_ascii=False)[1:-1],
-        "is_ascii": filters.message is not None and filters.message.isascii(),
-    }
+    params = (
+        {"sensitive": []}
+        | {field.name: getattr(filters, field.name) for field in fields(filters)}
+        | {
+            "statuses": [status.value for status in filters.statuses] or None,
+            "ids": None if filters.ids is None else list(filters.ids),
+            "message": filters.message and json.dumps(filters.message, ensure_ascii=False)[1:-1],
+            "is_ascii": filters.message is not None and filters.message.isascii(),
+        }
+    )
     if limit is not None and filters == TaskFilter():
         scanned = min(scanned, limit)  # every row matches
     if filters.kinds:

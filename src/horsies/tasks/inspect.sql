@@ -35,7 +35,7 @@ select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempt
     and (
         %(message)s::text is null
         -- Whether a message contains a text would tell what is in it.
-        or task.is_sensitive is not true and case
+        or task.is_sensitive is not true and task.task_name <> all(%(sensitive)s::text[]) and case
             -- In ASCII, ten times as fast. To cut a text takes longer than to search all of it, unless it is very long.
             when not %(is_ascii)s::boolean or strpos(
                 lower(case when octet_length(last.error::text) > 20000 then left(last.error::text, 5000) else last.error::text end collate "C"),
@@ -45,7 +45,9 @@ select coalesce(task.error, task.failed_attempts[cardinality(task.failed_attempt
         end
     )
     and (%(error_summary)s::text is null or case
-        when task.status = 'FAILED' then {schema}.error_summary(case when task.is_sensitive is not true then last.error end) = %(error_summary)s::text
+        when task.status = 'FAILED' then {schema}.error_summary(
+            case when task.is_sensitive is not true and task.task_name <> all(%(sensitive)s::text[]) then last.error end
+        ) = %(error_summary)s::text
     end)
 )
 
