@@ -189,10 +189,10 @@ def _fail_before_start(running: RunningTask, error: TaskError) -> Done:
 def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome) -> Done:
     """Report how a call ended. After its timeout a task has failed, whatever it did then; a cancelled task may still succeed."""
     running.is_over = True
-    returned, raised = outcome
+    (returned, raised), surrounded = outcome, running.surrounded
     if raised is not None or running.is_timed_out:
         done = _done_from_exception(running, task, raised)
-    elif isinstance(result := _encode(running, task, returned), str):
+    elif isinstance(result := (surrounded and surrounded.encoded) or encode_result(task, returned), str):
         duration_us = (time.perf_counter_ns() - running.began_ns) // 1000
         log.log(COMPLETED_LEVEL, "task %s: completed in %.1f ms", task.name, duration_us / 1000)
         done = Done(running.assignment.assignment_no, TaskStatus.COMPLETED.value, duration_us, None, result, None)
@@ -203,12 +203,6 @@ def finish(running: RunningTask, task: BaseTask[..., Any], outcome: CallOutcome)
     if running.span is not None:
         end_span(running.span, done.error_code, raised)
     return done
-
-
-def _encode(running: RunningTask, task: BaseTask[..., Any], returned: object) -> str | TaskError:
-    if running.surrounded is not None and running.surrounded.encoded is not None:
-        return running.surrounded.encoded
-    return encode_result(task, returned)
 
 
 def _done_from_exception(running: RunningTask, task: BaseTask[..., Any], raised: BaseException | None) -> Done:

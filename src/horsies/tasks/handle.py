@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from horsies.db.driver import drive
-from horsies.db.statement import Op, Request, Row, load, rows
+from horsies.db.statement import Op, Request, load, rows
 from horsies.db.waiter import ReadResult, ThreadFuture
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
@@ -69,15 +69,10 @@ def get_results(task_ids: list[TaskId]) -> Op[Mapping[TaskId, ReadResult[WaitAns
     if oldest is not None and (milliseconds := int(oldest[:8] + oldest[9:13], 16)) <= _MAX_MS:
         since = datetime.fromtimestamp(milliseconds / 1000, UTC)
     since, until = since - MAX_CLOCK_DIFFERENCE, until + MAX_CLOCK_DIFFERENCE
-    known = _results_by_id((yield from rows(SQL["get_results"](ids=task_ids, since=since, until=until))))
-    if missing := [task_id for task_id in task_ids if task_id not in known]:
-        known |= _results_by_id((yield from rows(SQL["get_results_unpruned"](ids=missing))))
-    unknown: ReadResult[WaitAnswer] = ReadResult(NotEnded.UNKNOWN)
-    return {task_id: known.get(task_id, unknown) for task_id in task_ids}
-
-
-def _results_by_id(found: list[Row]) -> dict[TaskId, ReadResult[WaitAnswer]]:
-    results: dict[TaskId, ReadResult[WaitAnswer]] = {}
+    found = yield from rows(SQL["get_results"](ids=task_ids, since=since, until=until))
+    if missing := {*task_ids}.difference([row[0] for row in found]):
+        found = [*found, *(yield from rows(SQL["get_results_unpruned"](ids=list(missing))))]
+    results: dict[TaskId, ReadResult[WaitAnswer]] = dict.fromkeys(task_ids, ReadResult(NotEnded.UNKNOWN))
     # Reversed, so that the row of `finished` wins if a task is in both tables: it has ended, and its other row is about to be deleted.
     for task_id, status, result, error, expires_s in reversed(found):
         if (task_status := TaskStatus(status)).is_final:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec
@@ -40,6 +40,9 @@ T = TypeVar("T")
 
 class BaseTask(Sender[P, T]):
     """What tasks have in common, whether their functions are `def` or `async def`."""
+
+    is_async: ClassVar[bool] = False
+    """Whether the function is an `async def`."""
 
     def __init__(  # noqa: PLR0913 - what `@app.task` has found in the function and its options
         self,
@@ -122,11 +125,6 @@ class BaseTask(Sender[P, T]):
         """The middleware that runs around this task, the outermost first."""
         all_ = self._app.middlewares
         return [each for each in all_ if each.applies_to(is_async=self.is_async)] if all_ else all_
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is an `async def`."""
-        return isinstance(self, AsyncTask)
 
     @cached_property
     def value_type(self) -> Any:
@@ -235,6 +233,8 @@ class Task(BaseTask[P, T]):
 class AsyncTask(BaseTask[P, T]):
     """A task written as `async def`."""
 
+    is_async = True
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Result[T]]:
         """Run the task here and now, without the queue. The result is what a worker would store: exceptions become errors."""
         return self._await(self.function(*args, **kwargs))
@@ -258,9 +258,8 @@ def encode_result(task: BaseTask[..., Any], returned: object) -> str | TaskError
             message=f"task {task.name} returned {type(returned).__name__}, not a TaskResult; "
             "return TaskResult(ok=...) or TaskResult(err=TaskError(...))",
         )
-    result = cast("TaskResult[Any, TaskError]", returned)
-    if result.is_err():
-        error = result.unwrap_err()
+    if isinstance(returned, Err):
+        error = cast("Err[TaskError]", returned).error
         if error.error_code in RESERVED_CODES:
             # Policies and workflows act on the codes of the library: a WORKER_CRASHED would be retried as a crash.
             error = TaskError(
@@ -271,7 +270,7 @@ def encode_result(task: BaseTask[..., Any], returned: object) -> str | TaskError
             )
         return error
     try:
-        return task.result.encode(result.unwrap())
+        return task.result.encode(cast("Ok[Any]", returned).value)
     except ResultTypeError as error:
         return TaskError(error_code=ContractCode.RETURN_TYPE_MISMATCH, message=f"task {task.name}: {error}")
     except PayloadError as error:

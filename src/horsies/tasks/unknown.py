@@ -108,13 +108,14 @@ class KnownTasks:
     """The tasks that this worker knows, by name, with their signatures; and those that it leaves to other workers for a while."""
 
     signatures: dict[str, int]
-    _avoided_names: dict[str, float] = field(default_factory=dict[str, float])
-    _avoided_signatures: dict[int, float] = field(default_factory=dict[int, float])
+    avoided_names: dict[str, float] = field(default_factory=dict[str, float])
+    """Names that are not to be claimed, and until when."""
+    avoided_signatures: dict[int, float] = field(default_factory=dict[int, float])
 
     def avoid(self, unfit: UnfitClaim, until: float) -> None:
         """Do not claim such tasks again until then."""
         by_name = unfit.signature is None
-        avoided: dict[Any, float] = self._avoided_names if by_name else self._avoided_signatures
+        avoided: dict[Any, float] = self.avoided_names if by_name else self.avoided_signatures
         key = unfit.claim.task_name if by_name else unfit.signature
         avoided.pop(key, None)  # so that it becomes the newest
         while len(avoided) >= MAX_AVOIDED:
@@ -124,11 +125,6 @@ class KnownTasks:
     def forget(self, task_name: str) -> None:
         """Remove a task that a child does not know: the children did not load it, or its code has been replaced since."""
         self.signatures.pop(task_name, None)
-
-    def avoided(self, now: float) -> tuple[list[str], list[int]]:
-        """Return the names and the signatures that are not to be claimed now."""
-        names = [name for name, until in self._avoided_names.items() if until > now]
-        return names, [signature for signature, until in self._avoided_signatures.items() if until > now]
 
 
 def set_aside_claims(worker: str, unfit: Sequence[UnfitClaim]) -> Query:

@@ -180,6 +180,7 @@ class Child:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._process: Process | None = None
+        self.pid = 0  # until it has started
         self._socket: socket.socket | None = None
         """Our end, while it is open."""
         self._out = bytearray()
@@ -215,14 +216,11 @@ class Child:
 
     async def start(self, factory: ProcessFactory) -> None:
         self._process, ours = await factory.start()
+        self.pid = self._process.pid
         ours.settimeout(0)
         self._socket = ours
         self._loop.add_reader(ours.fileno(), self._on_readable)
         self._send(self._boot)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else 0
 
     async def wait_for_exit(self) -> str:
         """Wait for the process and process its last messages. Return how it ended, in words."""

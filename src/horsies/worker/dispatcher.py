@@ -668,9 +668,10 @@ class Dispatcher:
                 self._backoff.connected()
         self._send_ready_batches()
 
-    def _on_committed(self, batch: Batch, sent: Sent, result: BatchResult) -> None:  # noqa: C901 - one branch for each kind of part
+    def _on_committed(self, batch: Batch, sent: Sent, result: BatchResult) -> None:  # noqa: C901, PLR0912 - one branch for each kind of part
         state, now = self._state, self._clock()
-        self._backoff.succeeded()
+        if self._backoff.failures:
+            self._backoff.succeeded()
         if subscribers:
             self.events.on_committed(batch, result, now - sent.at)
         for each in result.failed:

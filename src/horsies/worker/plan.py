@@ -477,7 +477,7 @@ def _free_to_run(state: DispatcherState) -> int:
 
 def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now: float) -> list[ClaimRequest]:
     """Return what to claim, some to run at once and some for the buffer, if the batch starts this many from the buffer and ends this many."""
-    limits, prefetch = state.limits, state.prefetch
+    limits, prefetch, known = state.limits, state.prefetch, state.known_tasks
     held = len(state.buffer) + len(state.unread) + len(state.unfit) + sum([child.load for child in state.children])
     buffered = len(state.buffer) - starting
     # Rows whose end is not yet stored are held: those that this batch leaves to a later one, and those that were refused.
@@ -500,7 +500,6 @@ def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now
     to_run = max(0, min(_free_to_run(state) - starting, free))
     to_buffer = free - to_run if prefetch.has_buffer else 0
     queue_limit = limits.max_claim_batch
-    avoided_names, avoided_signatures = state.known_tasks.avoided(now)
     wanted = [(TaskStatus.RUNNING, to_run, queue_limit or None)] if to_run else []
     if to_buffer > 0 and (not queue_limit or queue_limit > to_run):  # both together keep to the limit of a queue
         wanted.append((TaskStatus.CLAIMED, to_buffer, queue_limit - to_run if queue_limit else None))
@@ -513,8 +512,8 @@ def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now
             queue_limit=of_queue,
             caps=limits.caps,
             excluded=sorted([task_id for task_id, until in state.skipped.items() if until > now]),
-            avoided_names=avoided_names,
-            avoided_signatures=avoided_signatures,
+            avoided_names=[name for name, until in known.avoided_names.items() if until > now],
+            avoided_signatures=[signature for signature, until in known.avoided_signatures.items() if until > now],
         )
         for status, limit, of_queue in wanted
     ]

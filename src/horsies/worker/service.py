@@ -162,7 +162,8 @@ class Backoff:
         self._clock = clock
         self._jitter = jitter
         self._resilience = resilience
-        self._failures = 0
+        self.failures = 0
+        """In a row."""
         self._counted_until = 0.0
         self._unreached_since = 0.0
         self._unreached_until = 0.0
@@ -186,10 +187,10 @@ class Backoff:
         if now < self._counted_until:
             return  # batches that were in flight together fail together: count them once
         limit = self._resilience.db_retry_max_attempts
-        if limit and self._failures >= limit:
-            raise GaveUp(f"gave up after {self._failures} failed attempts; the last: {error}") from error
-        delay_s = self._resilience.delay_ms(self._failures, self._jitter()) / 1000
-        self._failures += 1
+        if limit and self.failures >= limit:
+            raise GaveUp(f"gave up after {self.failures} failed attempts; the last: {error}") from error
+        delay_s = self._resilience.delay_ms(self.failures, self._jitter()) / 1000
+        self.failures += 1
         if unreached and now - self._reached_at < REACHED_LATELY_S:
             self._reached_at = -REACHED_LATELY_S
             delay_s = SHORTEST_PAUSE_S  # this attempt began before the database was back
@@ -220,9 +221,9 @@ class Backoff:
         self._counted_until = 0.0
 
     def succeeded(self) -> None:
-        if self._failures:
+        if self.failures:
             log.info("database available again")
-        self._failures = 0
+        self.failures = 0
         if self._unreached_until:
             self._pause(0.0, self._others_until)
 
