@@ -27,8 +27,9 @@ Say = Callable[[str], None]
 BAR: Final = 0.9
 LOOKS: Final = 100
 MANY_MB: Final = 100
-LATENCY_TIMES, CLAIMS, BUSY_S = 1.5, 2.0, 1.5
+LATENCY_TIMES, CLAIMS, BUSY_S, STARTED_S = 1.5, 2.0, 1.5, 1.0
 LATENCIES, BURST, STAY_S, SLOTS = 200, 2_000, 0.05, 2
+SENDS_WITH_KILLS, WORKERS_LEFT = 1_000, 4
 READY_S, TIMEOUT_MS = 300, 60_000
 
 
@@ -96,7 +97,9 @@ def _bulk(place: Place, count: int) -> tuple[float, float]:
 
 
 def idle_of_same_queue(ground: Ground, sizes: Sizes, show_progress: Say) -> Iterator[Bar]:
-    """One task at a time with one worker and with many; how often they claim; and how soon a burst occupies all of them."""
+    """One task at a time with one worker and with many; how often they claim; how soon a burst occupies all of them; and how late a task starts
+    while idle workers are killed.
+    """
     with ground.fresh() as place:
         count = sizes.same_queue
         with _workers(place, 1):
@@ -104,18 +107,24 @@ def idle_of_same_queue(ground: Ground, sizes: Sizes, show_progress: Say) -> Iter
         with _workers(place, count):
             many_ms = _latency_ms(place)
             busy_s = _busy_after_s(place, count * SLOTS)
+        with _workers(place, max(count, WORKERS_LEFT + 1)) as workers:
+            late_s = _latest_start_s(place, workers)
         with tapped(place.url) as tap, _workers(place, count, url=tap.url):
             since = len(tap.events)
             _latency_ms(place)
             statements = [event.text for event in tap.events[since:] if event.kind is Kind.STATEMENT]
     claims = sum(name_of(text).startswith("claim") for text in statements) / LATENCIES
     show_progress(
-        f"{count} idle: p50 {many_ms:.1f} ms, one {one_ms:.1f} ms; {claims:.1f} claims; busy in {busy_s:.1f} s"
+        f"{count} idle: p50 {many_ms:.1f} ms, one {one_ms:.1f} ms; {claims:.1f} claims; busy in {busy_s:.1f} s; "
+        f"latest start {late_s:.2f} s"
     )
     label = f"{count} idle workers of the same queue"
     yield Bar(f"{label}: latency p50, {LATENCY_TIMES:g} x with one", many_ms, LATENCY_TIMES * one_ms, "<=", "ms")
     yield Bar(f"{label}: claims for each task", claims, CLAIMS, "<=", "")
     yield Bar(f"{label}: a burst occupies all {count * SLOTS} slots", busy_s, BUSY_S, "<=", "s")
+    yield Bar(
+        f"{label}: latest start of {SENDS_WITH_KILLS:,} tasks while they are killed", late_s, STARTED_S, "<=", "s"
+    )
 
 
 @contextmanager
@@ -141,6 +150,22 @@ def _latency_ms(place: Place) -> float:
         waited.append(time.perf_counter() - began)
     app.close()
     return median(waited) * 1000
+
+
+def _latest_start_s(place: Place, workers: list[Worker]) -> float:
+    """Send one at a time, and kill an idle worker right before some of the sends, until a few are left. Return the longest time from send to start."""
+    app, task = make_app(place.url, 0)
+    victims = iter(workers[:-WORKERS_LEFT])
+    every = SENDS_WITH_KILLS // (len(workers) - WORKERS_LEFT)
+    for number in range(SENDS_WITH_KILLS):
+        if number % every == 0 and (victim := next(victims, None)) is not None:
+            victim.process.kill()
+        task.send(number).get(TIMEOUT_MS).unwrap()
+    app.close()
+    row = place.admin.execute(
+        "select extract(epoch from max(started_at - enqueued_at))::float8, count(*) from horsies.finished"
+    ).fetchone()
+    return row[0] if row and row[1] == SENDS_WITH_KILLS else float("inf")
 
 
 def _busy_after_s(place: Place, slots: int) -> float:
