@@ -148,7 +148,7 @@ async def test_the_search_works_in_a_folder_without_a_server(site: Path, chromiu
         ("idempotency", "/sending.html", "#idempotency-keys"),
         ("TASK_NOT_FOUND", "/reference/errors.html", "#horsies.RetrievalCode.TASK_NOT_FOUND"),
         ("transaction", "/transactions.html", "#which-connections"),
-        ("kubernetes", "/deployment.html", "#kubernetes"),
+        ("kubernetes", "/kubernetes.html", "#install"),
     ):
         await field.fill("")
         await field.press_sequentially(words)
