@@ -1,4 +1,4 @@
-"""The description that package indexes show: the README, without links that only work in the repository.
+"""The description that package indexes show: the README, without links that only work in the repository, and without comments.
 
 With a `documentation` address in `[tool.hatch.metadata.hooks.custom]` of pyproject.toml, links lead to the pages of the site that `make docs`
 builds, and the metadata has `Documentation` and `Changelog`. Without one, a link becomes its text and the path of the file in the source distribution.
@@ -11,12 +11,13 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\[\]])*)\]\((?P<target>[^)\s]+)\)")
+COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)  # the rest of a snippet, for tests
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
 NOTE = "\nThe files that this page names are in the source distribution: `pip download --no-deps --no-binary horsies horsies`.\n"
 
 
 def describe(readme: str, documentation: str) -> str:
-    """Rewrite the links of the README."""
+    """Rewrite the links of the README, and leave out its comments."""
 
     def rewrite(link: re.Match[str]) -> str:
         text, target = LINK.sub(rewrite, link["text"]), link["target"]
@@ -28,7 +29,7 @@ def describe(readme: str, documentation: str) -> str:
             return ""  # an image, or a link around one
         return f"{text} (`{target.partition('#')[0]}`)"
 
-    return LINK.sub(rewrite, readme) + ("" if documentation else NOTE)
+    return LINK.sub(rewrite, COMMENT.sub("", readme)) + ("" if documentation else NOTE)
 
 
 def page_of(target: str) -> str:

@@ -96,6 +96,17 @@ def test_every_image_is_shown_on_a_page_and_says_what_it_shows() -> None:
     assert shown == {path for path in DOCS.rglob("*") if path.suffix in {".png", ".svg"}}
 
 
+def test_every_installation_brings_libpq_or_says_what_does() -> None:
+    installed = [
+        (page.name, set(extras.split(",")))
+        for page in PAGES
+        for line in re.findall(r"^\$ pip install .*$", page.read_text(), re.MULTILINE)
+        for extras in re.findall(r"horsies(?:\[([\w,]+)\])?", line)
+    ]
+    assert len(installed) > 5
+    assert [found for found in installed if not found[1] & {"binary", "dev", "embedded"}] == []
+
+
 # -- configuration
 
 CONFIGS = [

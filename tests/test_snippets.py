@@ -67,8 +67,6 @@ def snippets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, text in modules_of(page).items():
             (folder / f"{name}.py").write_text(text)
         save_files(page, folder)
-    config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT / "src")]}
-    (folder / "pyrightconfig.json").write_text(json.dumps(config))
     return folder
 
 
@@ -77,14 +75,26 @@ def run(*words: str | Path, folder: Path) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+def check_types(folder: Path, *checkers: str) -> None:
+    """Run type checkers in strict mode over the files of a folder: these, or both."""
+    config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT / "src")]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    commands = {
+        "pyright": ["--pythonpath", sys.executable],
+        "mypy": ["--strict", "--config-file=", f"--cache-dir={folder / 'cache'}"],
+    }
+    for checker in checkers or commands:
+        assert run(checker, *commands[checker], ".", folder=folder) == ""
+
+
 @pytest.mark.timeout(300)
 def test_every_snippet_passes_pyright(snippets: Path) -> None:
-    assert run("pyright", "--pythonpath", sys.executable, ".", folder=snippets) == ""
+    check_types(snippets, "pyright")
 
 
 @pytest.mark.timeout(300)
 def test_every_snippet_passes_mypy(snippets: Path) -> None:
-    assert run("mypy", "--strict", "--config-file=", "--cache-dir", str(snippets / "cache"), ".", folder=snippets) == ""
+    check_types(snippets, "mypy")
 
 
 @pytest.mark.timeout(180)

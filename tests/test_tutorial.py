@@ -1,4 +1,4 @@
-"""docs/tutorial.md, typed as it is printed: every file is saved, every command runs, and prints what the page says."""
+"""docs/tutorial.md, typed as it is printed: every file is saved, every command runs, and prints what the page says. The files pass both type checkers."""
 
 import os
 import re
@@ -14,6 +14,7 @@ import pytest
 
 from horsies.embedded.server import EmbeddedServer
 from tests.fixtures.workers import READY, Program
+from tests.test_snippets import check_types
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -114,3 +115,14 @@ def test_the_tutorial(folder: Path) -> None:
     finally:
         if reader.dev is not None:
             reader.dev.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_files_of_the_tutorial_pass_both_type_checkers(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    reader.shop.mkdir()
+    for block in BLOCK.finditer(PAGE.read_text()):
+        if block["kind"] == "python":
+            reader.save(block["title"], block["text"])
+    assert len(list(reader.shop.glob("*.py"))) == 5
+    check_types(reader.shop)

@@ -9,7 +9,7 @@
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,15 @@ from tools.docs import SELECTOR
 
 DOCS: Final = "docs"
 PAGES: Final = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-FOUND_LAST: Final = ("changelog", "contributing", "decisions/", "measurements/", "source/")  # by the search
+# By the search: guides first, then the API, then background.
+BOOSTS: Final = {
+    "changelog": 0.2,
+    "contributing": 0.2,
+    "decisions/": 0.2,
+    "measurements/": 0.2,
+    "source/": 0.1,
+    "reference/": 0.5,
+}
 ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]*:|#")  # another site, or this page
 LANGUAGES: Final = {
     ".py": "python",
@@ -148,8 +156,9 @@ def _site_uri(path: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - called by name
-    if page.file.src_uri.startswith(FOUND_LAST):
-        page.meta["search"] = {"boost": 0.3}
+    for beginning, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(beginning):
+            page.meta["search"] = {"boost": boost}
     return rewrite_links(markdown, page.file.src_uri)
 
 
@@ -214,7 +223,12 @@ def first_sentence(text: str, page: Page) -> str:
 
 def with_docstrings(markdown: str, sources: Path) -> str:
     """Put the signature and the docstrings of an object in the place of its `:::`."""
-    return _DIRECTIVE.sub(lambda found: "\n".join([*_described(found[1], _object(found[1], sources), 2), ""]), markdown)
+
+    def described(found: re.Match[str]) -> str:
+        members = re.findall(r"^ {8}- (\w+)$", found[0], re.MULTILINE)
+        return "\n".join([*_described(found[1], _object(found[1], sources), 2, members), ""])
+
+    return _DIRECTIVE.sub(described, markdown)
 
 
 @cache
@@ -233,14 +247,15 @@ def docstring(path: str, sources: Path) -> str | None:
     return None if found is None else found.value
 
 
-def _described(name: str, thing: griffe.Object, rank: int) -> Iterator[str]:
+def _described(name: str, thing: griffe.Object, rank: int, members: Sequence[str] = ()) -> Iterator[str]:
+    """Yield its heading, signature and docstring, and those of its members: of these alone, or of all that are documented."""
     yield f"{'#' * rank} `{name}`\n"
     if signature := _signature(thing):
         yield f"```python\n{signature}\n```\n"
     if thing.docstring is not None:
         yield f"{thing.docstring.value}\n"
     if isinstance(thing, griffe.Class):
-        for member in thing.all_members.values():
+        for member in [thing.all_members[name] for name in members] or thing.all_members.values():
             found = member.final_target if isinstance(member, griffe.Alias) else member
             if not found.name.startswith("_") and (found.docstring is not None or _is_enum(thing)):
                 yield from _described(found.name, found, rank + 1)

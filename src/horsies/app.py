@@ -16,6 +16,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.model.app_check import AppCheck
 from horsies.model.codec import ResultCodec
 from horsies.model.config import AppConfig, PostgresConfig
+from horsies.model.other_queues import APP_OPTIONS, explain_options
 from horsies.model.result import Result
 from horsies.model.validation import instance_problems, raise_problems
 from horsies.model.worker_config import WorkerConfig
@@ -46,6 +47,7 @@ class Horsies(Registry):
     embedded PostgreSQL of this project, in this order, when it first needs a database.
     """
 
+    @explain_options("Horsies()", APP_OPTIONS, TypeError)
     def __init__(self, config: AppConfig | None = None) -> None:
         if config is not None:
             raise_problems("Horsies", instance_problems("config", config, AppConfig, "AppConfig.for_database_url(...)"))

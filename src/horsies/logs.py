@@ -70,9 +70,11 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s [%(process)d] %(name)s: ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        head, fields = super().formatMessage(record), task_fields()
-        # `root_id` is the last one, and only tasks of workflows have it.
-        parts = [f"{name}={value}" for name, value in zip(self._SHORT_NAMES, fields.values(), strict=False)]
+        # A worker names the tasks of its children by `extra=`. Of other loggers the extra fields may be anything.
+        given = vars(record) if record.name.startswith("horsies.") else {}
+        head, fields = super().formatMessage(record), given | task_fields()
+        names = zip(self._SHORT_NAMES, TaskFields.NAMES, strict=True)
+        parts = [f"{short}={fields[name]}" for short, name in names if name in fields]
         return f"{head}[{' '.join(parts)}] {record.message}" if parts else f"{head}{record.message}"
 
 

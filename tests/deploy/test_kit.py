@@ -20,6 +20,7 @@ from horsies.cli.main import main
 yaml: Any = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCS = DEPLOY.parent / "docs"
 KUBERNETES, SYSTEMD = DEPLOY / "kubernetes", DEPLOY / "systemd"
 COMPOSE: Any = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
@@ -62,6 +63,14 @@ def unit_commands() -> Iterator[tuple[str, list[str]]]:
         yield file.name, [word for word in words if word != "$HORSIES_WORKER_OPTIONS"]
 
 
+def console(page: str) -> str:
+    """All commands of a page."""
+    return "".join(re.findall(r"^```console\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL))
+
+
+IN_THE_IMAGE = re.findall(r"^\$ docker run .* shop (\S[^>\n]*?)(?: >.*)?$", console("docker.md"), re.MULTILINE)
+
+
 def commands() -> dict[str, list[str]]:
     (cmd,) = re.findall(r"^CMD (\[.+\])$", DOCKERFILE, re.MULTILINE)
     return {
@@ -69,6 +78,7 @@ def commands() -> dict[str, list[str]]:
         **{f"compose {name}": of["command"] for name, of in COMPOSE["services"].items() if name != "db"},
         **dict(unit_commands()),
         "Dockerfile": yaml.safe_load(cmd),
+        **{line: line.split() for line in IN_THE_IMAGE},
     }
 
 
@@ -78,8 +88,36 @@ def test_every_command_and_its_options_exist(name: str) -> None:
     found = main.get_command(click.Context(main), command)
     assert found is not None
     if isinstance(found, click.Group):  # what is not a command of the dashboard is `serve`
-        found = found.commands["serve"]
+        found = found.commands[options.pop(0) if options[0] in found.commands else "serve"]
     found.make_context(command, options)
+
+
+def test_the_pages_use_the_image() -> None:
+    assert [line.split()[0] for line in IN_THE_IMAGE] == ["check", "migrate", "web"]
+
+
+def test_the_page_of_systemd_names_the_units_and_their_files() -> None:
+    page = (DOCS / "systemd.md").read_text()
+    units = {file.name for file in SYSTEMD.glob("horsies-*")}
+    for word in re.findall(r"horsies-\w[\w@.*]*", console("systemd.md")):
+        unit = re.sub(r"@[\w*]+", "@", word)
+        assert {unit, f"{unit}.service"} & units, word
+    read = re.findall(r"=-?(?:passwords:)?/etc/horsies/(\S+)", "".join(unit.read_text() for unit in SYSTEMD.glob("*")))
+    assert {f"`{name.replace('%i', 'NAME')}`" for name in read} <= set(
+        re.findall(r"^\| (`\S+`) \|", page, re.MULTILINE)
+    )
+
+
+def test_the_page_of_kubernetes_creates_every_secret_and_applies_every_file() -> None:
+    text = console("kubernetes.md")
+    needed = set(re.findall(r"'secretRef': {'name': '([\w-]+)'}|'secretName': '([\w-]+)'", str(OBJECTS)))
+    needed |= {(OBJECTS["TriggerAuthentication/horsies-reader"]["spec"]["secretTargetRef"][0]["name"], "")}
+    assert {name or other for name, other in needed} == set(re.findall(r"create secret generic (\S+)", text))
+    applied = set(re.findall(r"-f (deploy/\S+)", text))
+    assert {Path(path).name for path in applied} == {"config.yaml", "migrate-job.yaml", "keda.yaml"}
+    assert all((DEPLOY.parent / path).exists() for path in applied)
+    for kind, name in re.findall(r"\b(job|deployment)(?:/| )(horsies-\w+)", text):
+        assert f"{kind.title()}/{name}" in OBJECTS
 
 
 def test_every_variable_is_one_that_horsies_reads() -> None:

@@ -138,6 +138,14 @@ async def test_inside_a_task_text_names_it_before_the_message() -> None:
     assert TextFormatter().format(record()).endswith("shop: [task=an id name=greet attempt=2 queue=mail] hello")
     in_a_task("a root")
     assert TextFormatter().format(record()).endswith("attempt=2 queue=mail workflow=a root] hello")
+    assert TextFormatter().format(record(task_id=Unprintable())).endswith("workflow=a root] hello")
+
+
+def test_a_line_of_a_worker_as_text_names_the_task_that_it_is_about() -> None:
+    line = record(task_id="an id", task_name="greet", attempt=2)
+    assert TextFormatter().format(line).endswith("shop: hello")
+    line.name = "horsies.worker"
+    assert TextFormatter().format(line).endswith("horsies.worker: [task=an id name=greet attempt=2] hello")
 
 
 async def test_other_handlers_can_name_the_task_too() -> None:

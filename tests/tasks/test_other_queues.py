@@ -23,6 +23,7 @@ from horsies import (
 )
 from horsies.model.other_queues import (
     APP_NAMES,
+    APP_OPTIONS,
     CURRENT_TASK_NAMES,
     HANDLE_NAMES,
     SEND_OPTIONS,
@@ -115,20 +116,33 @@ def test_an_option_of_another_library_is_refused_where_it_is_sent(option: str) -
     assert str(caught.value) == f"with_options() has no option {option!r}: {SEND_OPTIONS[option]}"
 
 
+@pytest.mark.parametrize("option", APP_OPTIONS)
+def test_an_option_of_another_library_is_refused_where_the_app_is_made(option: str) -> None:
+    made: Any = Horsies
+    with pytest.raises(TypeError) as caught:
+        made("shop", **{option: "redis://"})
+    assert str(caught.value) == f"Horsies() has no option {option!r}: {APP_OPTIONS[option]}"
+
+
 def test_all_such_options_are_reported_together() -> None:
     with pytest.raises(TaskDefinitionError, match=r"no option 'bind': .*; no option 'max_retries': "):
         app.task(bind=True, max_retries=5)
 
 
-@pytest.mark.parametrize("method", [app.task, resize.with_options], ids=["task", "with_options"])
+OPTIONS: list[tuple[Any, Mapping[str, str]]] = [
+    (app.task, TASK_OPTIONS),
+    (resize.with_options, SEND_OPTIONS),
+    (Horsies, APP_OPTIONS),
+]
+
+
+@pytest.mark.parametrize("method", [method for method, _ in OPTIONS])
 def test_any_other_unknown_option_has_the_usual_error(method: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
         method(widht=3)
 
 
-@pytest.mark.parametrize(
-    ("method", "table"), [(app.task, TASK_OPTIONS), (resize.with_options, SEND_OPTIONS)], ids=["task", "with_options"]
-)
+@pytest.mark.parametrize(("method", "table"), OPTIONS)
 def test_no_option_that_exists_is_refused(method: Callable[..., object], table: Mapping[str, str]) -> None:
     assert inspect.signature(method).parameters.keys() & table.keys() == set()
 
@@ -137,7 +151,7 @@ def test_no_option_that_exists_is_refused(method: Callable[..., object], table: 
 
 WORD = re.compile(r"(?:(?<=\s)|^)(task|app|handle|current_task\(\))\.(\w+)")
 PLACES = {"task": resize, "app": app, "handle": app.handle(ID), "current_task()": CURRENT}
-TABLES = [TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS]
+TABLES = [TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS, APP_OPTIONS]
 ADVICE = sorted({advice for table in TABLES for advice in table.values()})
 
 

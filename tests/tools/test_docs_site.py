@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.async_api import Browser
 
+import horsies
 from tests.fixtures.browsers import PageErrors
 from tools.docs import build, list_versions
 from tools.docs_hooks import PAGES, docstring, links, rewrite_links, slug
@@ -123,6 +124,9 @@ def test_llms_full_txt_has_the_text_of_every_docstring(site: Path) -> None:
         assert f"\n## `{name}`\n" in full
         assert description(name, thing).splitlines()[0] in full, name
     assert "COMPLETED = 'COMPLETED'" in full
+    of_an_app = full.partition("\n## `horsies.Horsies`\n")[2].partition("\n## ")[0]
+    assert of_an_app.index("### `task`") < of_an_app.index("### `ops`")
+    assert "### `child_stop_hooks`" not in of_an_app
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -139,6 +143,17 @@ async def test_the_search_works_in_a_folder_without_a_server(site: Path, chromiu
     found = page.locator(".md-search-result__item").first
     await found.wait_for()
     assert "watermark" in (await found.inner_text()).lower()
+    for words, where, heading in (
+        ("retry policy", "/reference/tasks.html", "#horsies.RetryPolicy"),
+        ("idempotency", "/sending.html", "#idempotency-keys"),
+        ("TASK_NOT_FOUND", "/reference/errors.html", "#horsies.RetrievalCode.TASK_NOT_FOUND"),
+        ("transaction", "/transactions.html", "#which-connections"),
+        ("kubernetes", "/kubernetes.html", "#install"),
+    ):
+        await field.fill("")
+        await field.press_sequentially(words)
+        first_three = page.locator(f".md-search-result__item:nth-child(-n+3) a[href*='{where}'][href$='{heading}']")
+        await first_three.first.wait_for(state="attached")  # more of a page are folded
     await context.close()
     assert errors.unexpected == []
 
@@ -149,6 +164,14 @@ async def test_the_search_works_in_a_folder_without_a_server(site: Path, chromiu
 def test_the_reference_has_every_public_name_once() -> None:
     documented = [name for page in REFERENCE.glob("*.md") for name in DIRECTIVE.findall(page.read_text())]
     assert sorted(documented) == sorted(public_objects())
+
+
+def test_the_reference_of_an_app_has_all_of_its_methods() -> None:
+    """They are listed there, because an app has attributes for the rest of the library as well."""
+    page = (REFERENCE / "app.md").read_text()
+    listed = re.findall(r"^ {8}- (\w+)$", page.partition("::: horsies.Worker\n")[0], re.MULTILINE)
+    methods = [name for name in dir(horsies.Horsies) if callable(getattr(horsies.Horsies, name)) and name[0] != "_"]
+    assert sorted(set(listed) - {"broker", "is_embedded", "name", "ops", "tasks"}) == sorted(methods)
 
 
 @pytest.mark.parametrize("name", public_objects())

@@ -53,34 +53,11 @@ Only these names are shown: what libpq does not know may as well be a part of a 
 """
 
 # Parameters that may be shown. Anything else may be a secret, or a misspelt `password`.
-SHOWN: Final = frozenset(
-    {
-        "application_name",
-        "channel_binding",
-        "client_encoding",
-        "connect_timeout",
-        "dbname",
-        "host",
-        "hostaddr",
-        "keepalives",
-        "keepalives_count",
-        "keepalives_idle",
-        "keepalives_interval",
-        "load_balance_hosts",
-        "options",
-        "passfile",
-        "port",
-        "require_auth",
-        "service",
-        "sslcert",
-        "sslkey",
-        "sslmode",
-        "sslrootcert",
-        "target_session_attrs",
-        "tcp_user_timeout",
-        "user",
-    }
-)
+SHOWN: Final = frozenset({
+    "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname", "host", "hostaddr", "keepalives",
+    "keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts", "options", "passfile", "port",
+    "require_auth", "service", "sslcert", "sslkey", "sslmode", "sslrootcert", "target_session_attrs", "tcp_user_timeout", "user",
+})  # fmt: skip
 
 # Compiled here, and so before a fork: every child that loads an app checks its database URL.
 _BROKEN: Final = re.compile(r"[\x00\ud800-\udfff]")

@@ -38,6 +38,7 @@ TASK_NAMES: Final[Mapping[str, str]] = {
     "map": f"{_MANY}, or task.map_node()(...) in a workflow",
     "starmap": f"{_MANY}, or task.map_node()(...) in a workflow",
     "chunks": f"{_MANY}: it is one transaction, however many they are",
+    "delay_on_commit": "write task.with_options(connection=connection).send(...): the task is part of your transaction",
     "retry": _RETRY,
     "replace": "send the other task at the end of this one, or define a workflow with app.workflow(...)",
     "request": _CURRENT,
@@ -146,9 +147,7 @@ CURRENT_TASK_NAMES: Final[Mapping[str, str]] = {
 }
 """Attributes of `current_task()`, which users know from `self` and `self.request`."""
 
-_POLICY: Final = (
-    "write retry_policy=RetryPolicy.exponential(base_seconds=1, max_retries=5, auto_retry_for=[ConnectionError])"
-)
+_POLICY: Final = "write retry_policy=RetryPolicy.exponential(base_seconds=1, max_retries=5, auto_retry_for=[OSError])"
 _TIMEOUT: Final = "write timeout_ms=...: TaskTimeoutError is raised in the task, and its process is killed after RecoveryConfig.grace_ms"
 _QUEUE: Final = "write queue_name=..."
 _LATE: Final = (
@@ -232,6 +231,16 @@ SEND_OPTIONS: Final[Mapping[str, str]] = {
     "schedule_at": "write eta=...",
 }
 """Options of `with_options`."""
+
+_DATABASE: Final = 'write Horsies(AppConfig.for_database_url("postgresql://..."))'
+
+APP_OPTIONS: Final[Mapping[str, str]] = {
+    # Celery
+    "broker": _DATABASE,
+    "backend": "leave it out: results are in the database of the app",
+    "include": 'write app.discover_tasks(["shop.tasks"])',
+}
+"""Options of `Horsies`."""
 
 
 def explain_missing(advice: Mapping[str, str]) -> Callable[[object, str], object]:
