@@ -25,6 +25,7 @@ from horsies.model.other_queues import (
     APP_NAMES,
     APP_OPTIONS,
     CURRENT_TASK_NAMES,
+    GET_OPTIONS,
     HANDLE_NAMES,
     SEND_OPTIONS,
     TASK_NAMES,
@@ -124,6 +125,19 @@ def test_an_option_of_another_library_is_refused_where_the_app_is_made(option: s
     assert str(caught.value) == f"Horsies() has no option {option!r}: {APP_OPTIONS[option]}"
 
 
+@pytest.mark.parametrize("handle", [app.handle(ID), app.workflow_handle(ID)])
+async def test_an_option_of_another_library_is_refused_where_a_result_is_waited_for(handle: Any) -> None:
+    for option, advice in GET_OPTIONS.items():
+        with pytest.raises(TypeError) as caught:
+            handle.get(**{option: 5})
+        assert str(caught.value) == f"get() has no option {option!r}: {advice}"
+        with pytest.raises(TypeError) as caught:
+            await handle.get_async(**{option: 5})
+        assert str(caught.value) == f"get_async() has no option {option!r}: {advice}"
+    with pytest.raises(TypeError, match=r"^get\(\) has no option 'timeuot_ms'$"):
+        handle.get(timeuot_ms=5)
+
+
 def test_all_such_options_are_reported_together() -> None:
     with pytest.raises(TaskDefinitionError, match=r"no option 'bind': .*; no option 'max_retries': "):
         app.task(bind=True, max_retries=5)
@@ -151,7 +165,7 @@ def test_no_option_that_exists_is_refused(method: Callable[..., object], table: 
 
 WORD = re.compile(r"(?:(?<=\s)|^)(task|app|handle|current_task\(\))\.(\w+)")
 PLACES = {"task": resize, "app": app, "handle": app.handle(ID), "current_task()": CURRENT}
-TABLES = [TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS, APP_OPTIONS]
+TABLES = [TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS, APP_OPTIONS, GET_OPTIONS]
 ADVICE = sorted({advice for table in TABLES for advice in table.values()})
 
 

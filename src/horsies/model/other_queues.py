@@ -4,9 +4,9 @@ A missing attribute or an unknown option that is in one of these tables raises t
 else changes: `hasattr` is False, type checkers report the mistake, and attributes that exist are found without this module.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -253,6 +253,21 @@ def explain_missing(advice: Mapping[str, str]) -> Callable[[object, str], object
         return object.__getattribute__(self, name)
 
     return __getattr__
+
+
+GET_OPTIONS: Final[Mapping[str, str]] = {
+    "timeout": "write timeout_ms=..., in milliseconds",
+    "propagate": "leave it out: get() returns an error as a value, and get().unwrap() raises it",
+    "interval": "leave it out: a notification ends the wait",
+}
+"""Options of `handle.get()`."""
+
+
+def refuse_options(what: str, given: Iterable[str], advice: Mapping[str, str]) -> NoReturn:
+    """Raise TypeError for options that do not exist, with the advice for those that users know from elsewhere."""
+    raise TypeError(
+        "; ".join(f"{what} has no option {name!r}" + (f": {advice[name]}" if name in advice else "") for name in given)
+    )
 
 
 def explain_options(

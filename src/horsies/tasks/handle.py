@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Protocol, TypeAlias, TypeVar, cast
 
 from horsies.db.driver import drive
 from horsies.db.statement import Op, Request, load, rows
@@ -18,7 +18,7 @@ from horsies.db.waiter import ReadResult, ThreadFuture
 from horsies.model.codec import ResultCodec, decode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import BlockingCallError, SendSuppressed, WaitTimeoutError
-from horsies.model.other_queues import HANDLE_NAMES, explain_missing
+from horsies.model.other_queues import GET_OPTIONS, HANDLE_NAMES, explain_missing, refuse_options
 from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ended, TaskId
@@ -148,8 +148,10 @@ class TaskHandle(Generic[T_co]):
     def __hash__(self) -> int:
         return hash(self.task_id)
 
-    def get(self, timeout_ms: int | None = None) -> Result[T_co]:
+    def get(self, timeout_ms: int | None = None, **unknown: Never) -> Result[T_co]:
         """Wait for the result. After `timeout_ms` it is `err(WAIT_TIMEOUT)`, and the task continues; 0 does not wait."""
+        if unknown:
+            refuse_options("get()", unknown, GET_OPTIONS)
         if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             refuse_in_event_loop("get()", "await handle.get_async()")
@@ -159,8 +161,10 @@ class TaskHandle(Generic[T_co]):
             return self.to_result(futures[self.task_id].result(), timeout_ms)
         return self.to_result(self.ended, timeout_ms)
 
-    async def get_async(self, timeout_ms: int | None = None) -> Result[T_co]:
+    async def get_async(self, timeout_ms: int | None = None, **unknown: Never) -> Result[T_co]:
         """Do what `get` does, for asyncio code."""
+        if unknown:
+            refuse_options("get_async()", unknown, GET_OPTIONS)
         if self.ended is None:
             broker, deadline = self.broker, deadline_from_timeout(timeout_ms)
             if timeout_ms != 0:

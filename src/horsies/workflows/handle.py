@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar
 
 from horsies.db.statement import Op, Row, load, rows
 from horsies.db.waiter import ReadResult
@@ -11,7 +11,7 @@ from horsies.model.codec import encode_error
 from horsies.model.error_codes import OutcomeCode, RetrievalCode
 from horsies.model.errors import NodeNotFoundError, SendSuppressed
 from horsies.model.graph import BuiltTask, NodeStatus, WorkflowStatus
-from horsies.model.other_queues import HANDLE_NAMES, explain_missing
+from horsies.model.other_queues import GET_OPTIONS, HANDLE_NAMES, explain_missing, refuse_options
 from horsies.model.result import Err, Ok, Result, TaskError
 from horsies.tasks.handle import deadline_from_timeout, refuse_in_event_loop
 from horsies.tasks.nodes import AnyNode, NodeName
@@ -64,12 +64,14 @@ class WorkflowHandle(Generic[Out_co]):
 
     # -- how it ends
 
-    def get(self, timeout_ms: int | None = None) -> Result[Out_co]:
+    def get(self, timeout_ms: int | None = None, **unknown: Never) -> Result[Out_co]:
         """Wait for the value of the output or, without an output, the results of the last nodes by id.
 
         If the run failed, return the error of the first node that did. If it is paused, return `err(WORKFLOW_PAUSED)`. If the wait times out,
         return `err(WAIT_TIMEOUT)`; the run continues.
         """
+        if unknown:
+            refuse_options("get()", unknown, GET_OPTIONS)
         refuse_in_event_loop("get()", "await handle.get_async()")
         futures = self.broker.wait(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
         answer = futures[self.workflow_id].result()
@@ -77,8 +79,10 @@ class WorkflowHandle(Generic[Out_co]):
             return self._last_results(self._run(partial(get_last_nodes, self.workflow_id)))
         return self._to_result(answer, timeout_ms)
 
-    async def get_async(self, timeout_ms: int | None = None) -> Result[Out_co]:
+    async def get_async(self, timeout_ms: int | None = None, **unknown: Never) -> Result[Out_co]:
         """The same for asyncio code."""
+        if unknown:
+            refuse_options("get_async()", unknown, GET_OPTIONS)
         futures = await self.broker.wait_async(read_run_ends, [self.workflow_id], deadline_from_timeout(timeout_ms))
         answer = futures[self.workflow_id].result()
         if answer is NoRunEnd.NO_OUTPUT:
