@@ -327,18 +327,21 @@ class _ForkServer:
     async def fork(self, theirs: socket.socket) -> Process:
         request: asyncio.Future[_Forked] = self._loop.create_future()
         try:
-            socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
-        except OSError as error:
-            raise SpawnError(f"the fork server does not answer: {error}") from error
-        self._requests.append(request)
-        try:
             async with asyncio.timeout(self._answer_timeout_s):
+                while True:
+                    with suppress(BlockingIOError):  # very many requests wait to be read
+                        socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
+                        break
+                    await asyncio.sleep(0.01)
+                self._requests.append(request)
                 return await request
         except TimeoutError:
             log.error("fork server %d has not answered for %g s and is killed", self.pid, self._answer_timeout_s)  # noqa: TRY400 - not our bug
             self.kill()
             await self.has_ended.wait()
             raise SpawnError(f"the fork server did not answer within {self._answer_timeout_s:g} s") from None
+        except OSError as error:
+            raise SpawnError(f"the fork server does not answer: {error}") from error
 
     def _on_exit(self, code: int | None) -> None:
         while self._control.fileno() >= 0 and self._read():
