@@ -150,7 +150,7 @@ def _to_child(stored: Any) -> ChildState | None:
             int(stored["running"]),
             int(stored["waiting"]),
         )
-    except (TypeError, ValueError, LookupError, OverflowError):
+    except (TypeError, ValueError, LookupError, OverflowError, OSError):  # the last two for times that no clock has
         return None
 
 

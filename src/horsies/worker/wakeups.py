@@ -103,7 +103,7 @@ class Notifications:
         self._heartbeat_timer, self._heartbeat_at = None, self._loop.time() + CONTROL_EVERY_S
         self._request_heartbeat()
 
-    def _on_new(self, payload: str | None) -> None:  # noqa: C901 - one branch for each kind of payload
+    def _on_new(self, payload: str | None) -> None:
         """Act on it now if it is this worker's turn, and otherwise a moment later."""
         if threading.get_ident() != self._own_thread:
             # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
@@ -113,8 +113,7 @@ class Notifications:
             self._dispatcher.on_database_reached()
             self._dispatcher.promote_in(0.0)  # a `later` may have been missed, too
         for_any = payload is not None and payload.startswith(FOR_ANY)
-        if payload is not None and for_any:
-            payload = payload.removeprefix(FOR_ANY)
+        payload = payload and payload.removeprefix(FOR_ANY)
         numbered = _NUMBERED.fullmatch(payload or "")
         if numbered and numbered[3] is not None and numbered[3] not in self._queues:
             return
