@@ -10,11 +10,19 @@ from horsies.db.channels import Channel
 from horsies.db.statement import Query
 from horsies.model.attempt_log import KeptLines, LoggedLine
 from horsies.model.codec import encode_error
+from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, NewTask, TaskOptions
-from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done, release_tasks, store_logs
+from horsies.tasks.finish import (
+    end_or_retry_tasks,
+    finish_tasks,
+    notify_done,
+    release_interrupted_tasks,
+    release_tasks,
+    store_logs,
+)
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
 from tests.fixtures.eventually import wait_until_blocked
@@ -61,6 +69,29 @@ def test_a_failed_task_keeps_its_code_and_its_error(broker: PostgresBroker, sql:
         "CARD_DECLINED",
         '{"error_code": "CARD_DECLINED"}',
     )
+
+
+@pytest.mark.promise("D4")
+def test_an_interrupted_task_is_released_uncounted_unless_it_may_not_run_again(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """The others end by the statement that follows: those with a cancel request, without retries left, or without a policy."""
+    retry = RetryPolicy.fixed([60], auto_retry_for=["BUSY"])
+    again, cancelled, used_up, plain = (
+        NewTask(new_task_id(), "{}", TaskOptions("add", "default", retry=policy))
+        for policy in (retry, retry, retry, None)
+    )
+    for task in (again, cancelled, used_up, plain):
+        send(broker, task)
+    endings = [failed(held, OutcomeCode.INTERRUPTED, "{}") for held in claim(broker)]
+    sql.execute("update horsies.tasks set cancel_requested_at = now() where id = %s", [cancelled.id])
+    sql.execute("update horsies.tasks set attempts = 1 where id = %s", [used_up.id])
+    assert ended(broker, release_interrupted_tasks(ME, endings)) == [again.id]
+    assert row(
+        sql,
+        "select id::text, status, ready, attempts, claimed_by, failed_attempts[1]::text::jsonb->'counted' from horsies.tasks where status = 'PENDING'",
+    ) == (again.id, "PENDING", True, 0, None, False)
+    assert ended(broker, finish_tasks(ME, endings)) == sorted(task.id for task in (cancelled, used_up, plain))
 
 
 LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 * "ä" + ' and so it ended"}'
