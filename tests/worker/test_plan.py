@@ -290,6 +290,19 @@ def test_a_buffered_claim_is_released_when_its_lease_ends_here() -> None:
     assert [buffered.claim for buffered in simulation.state.buffer] == [young]
 
 
+@pytest.mark.promise("C14")
+def test_a_lease_counts_here_from_before_the_claim_was_sent() -> None:
+    """So it ends here before it ends in the database, however long the answer took."""
+    simulation = simulate(Child(load=1), Child(load=1), prefetch=1)
+    claiming = simulation.taken(100.0)
+    assert claimed_by(claiming) == {"CLAIMED": 1}
+    simulation.now = 103.0
+    simulation.commit(claiming, BatchResult(claimed=[[held := claim()]]))
+    simulation.state.may_have_tasks = False
+    assert simulation.next_batch(104.9) is None
+    assert list(simulation.taken(105.0).releases) == [held]
+
+
 @pytest.mark.promise("W10")
 def test_when_stopping_nothing_is_claimed_and_the_buffer_is_released() -> None:
     simulation = simulate(prefetch=4)
