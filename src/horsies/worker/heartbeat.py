@@ -279,7 +279,8 @@ class Heartbeat:
         held, *_ = yield from execute(get_held_tasks(worker), *updates)
         self._registered_tasks = known
         # For the next one: to measure many processes takes a moment.
-        self._children_memory_mb = {child.pid: measure_memory_mb(child.pid) for child in children}
+        usages = {child.pid: measure_usage(child.pid) for child in children}
+        self._children_memory_mb = {pid: usage and round(usage.memory_mb, 1) for pid, usage in usages.items()}
         return claims_from_rows(held)
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:
@@ -305,12 +306,6 @@ class Heartbeat:
             children_cpu_percent=children_cpu_percent,
             recycling_share=self._pool.recycling_costs.share,
         )
-
-
-def measure_memory_mb(pid: int) -> float | None:
-    """Return the resident memory of a process, to a tenth of a MB; None if it is gone."""
-    usage = measure_usage(pid)
-    return usage and round(usage.memory_mb, 1)
 
 
 class UsageMeter:

@@ -74,13 +74,11 @@ def choose_start_method(requested: StartMethod | None, *, has_recycling: bool) -
 
 
 def _has_pidfds() -> bool:
-    if sys.platform != "linux":
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.close(os.pidfd_open(os.getpid()))
+            return True
+    return False
 
 
 def describe_exit(code: int | None) -> str:
