@@ -94,6 +94,21 @@ def test_an_interrupted_task_is_released_uncounted_unless_it_may_not_run_again(
     assert ended(broker, finish_tasks(ME, endings)) == sorted(task.id for task in (cancelled, used_up, plain))
 
 
+@pytest.mark.promise("W9", "T1")
+def test_a_failure_after_the_last_retry_ends_the_task_whoever_reports_it(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """The maintenance leader reports the tasks of dead workers so, whatever retries they have left."""
+    terms = TaskOptions("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["WORKER_CRASHED"]))
+    tasks = [NewTask(new_task_id(), "{}", terms) for _ in range(2)]
+    for task in tasks:
+        send(broker, task)
+    sql.execute("update horsies.tasks set attempts = 1 where id = %s", [tasks[0].id])
+    (found,) = do(broker, end_or_retry_tasks(ME, [failed(held, "WORKER_CRASHED") for held in claim(broker)]))
+    assert {task_id: retry_s is not None for task_id, retry_s, *_ in found} == {tasks[0].id: False, tasks[1].id: True}
+    assert column(sql, "select id::text from horsies.finished") == [tasks[0].id]
+
+
 LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 * "ä" + ' and so it ended"}'
 
 
