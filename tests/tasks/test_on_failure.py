@@ -139,6 +139,7 @@ def test_workers_are_notified_of_it_also_in_a_transaction_that_notifies_of_its_o
         assert [each.payload.split()[2] for each in listener.notifies(timeout=20, stop_after=1)] == ["default"]
 
 
+@pytest.mark.promise("D6")
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
     "stored",
