@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 from horsies.tasks.current_task import current_task_if_any
 
 
@@ -111,6 +112,8 @@ def message_of(record: logging.LogRecord) -> str:
     """Return the text of a record, whatever its format and its arguments are."""
     try:
         return record.getMessage()
+    except (TaskTimeoutError, TaskCancelledError):  # raised in a task, and only once
+        raise
     except Exception as error:  # noqa: BLE001 - the format and arguments are the user's, or an object's __str__
         return f"{_to_text(record.msg)} (its arguments could not be put in: {type(error).__name__})"
 

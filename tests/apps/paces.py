@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import contextvars
 import gc
+import logging
 import os
 import random
 import signal
@@ -179,6 +180,25 @@ def dwell() -> TaskResult[None, TaskError]:
 async def dwell_async() -> TaskResult[None, TaskError]:
     _say_inside()
     await asyncio.sleep(600)
+    return TaskResult(ok=None)
+
+
+class _Slow:
+    """Is asked to stop while it is printed."""
+
+    def __str__(self) -> str:
+        _say_inside()
+        while not current_task().cancelled:
+            time.sleep(POLL_S)
+        for _ in range(10):  # signals interrupt each of them
+            time.sleep(0.02)
+        return "slow"
+
+
+@app.task("log_slowly", keep_logs=True)
+def log_slowly() -> TaskResult[None, TaskError]:
+    logging.getLogger("shop").warning("%s", _Slow())
+    time.sleep(600)
     return TaskResult(ok=None)
 
 

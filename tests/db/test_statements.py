@@ -225,7 +225,7 @@ def test_the_statements_of_a_step_keep_their_index_plans_when_they_are_planned_o
         "tasks/enqueue.replace_pending_task", "tasks/control.end_unstarted_tasks", "tasks/control.requeue_tasks", "tasks/queues.get_queue_depths",
         "tasks/queues.list_queues", "workflows/start.insert_tree", "workflows/start.notify_started", "workflows/handle.get_run_results",
         "workflows/inspect.get_nodes", "workflows/inspect.get_nodes_of_runs", "workflows/inspect.get_run_place", "workflows/inspect.get_node_letters",
-        "workflows/inspect.count_inner_nodes", "workflows/inspect.list_nodes",
+        "workflows/inspect.count_inner_nodes", "workflows/inspect.list_nodes", "worker/wakeups.look_for_work", "worker/wakeups.call_for_help",
     ],
 )  # fmt: skip
 def test_statements_of_producers_and_operators_keep_their_index_plans_when_they_are_planned_once(
@@ -258,6 +258,7 @@ def test_conditions_that_may_be_left_out_are_known() -> None:
         "db/partitions.get_missing_partitions",
     }
     of_caps = {"tasks/claim.claim_from_watermarks", "tasks/claim.claim_from_queues", "tasks/claim.start_tasks"}
+    of_caps |= {"worker/wakeups.look_for_work", "worker/wakeups.call_for_help"}
     assert found == asked_for_values | of_few_rows | of_caps
 
 

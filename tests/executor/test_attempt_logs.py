@@ -1,12 +1,17 @@
 """What a child does with the lines of its attempts, without a worker."""
 
 import logging
+from contextvars import copy_context
+from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.executor.attempt_logs import AttemptLines
+from horsies.executor.attempt_logs import AttemptLines, handler_on_root, set_current_lines
+from horsies.executor.protocol import LogLines, ReportUnpacker, pack
 from horsies.model.attempt_log import FIRST_BYTES, FIRST_LINES, MAX_LINES, NEWEST_BYTES, KeptLines, LoggedLine
+from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 
 
 def record(message: str) -> logging.LogRecord:
@@ -31,6 +36,38 @@ def test_an_attempt_that_has_ended_takes_no_more_lines() -> None:
     lines.take(is_over=True)
     lines.add(record("too late"))
     assert lines.take() == []
+
+
+def test_what_a_user_puts_into_a_record_can_be_sent() -> None:
+    lines = AttemptLines(1, lambda _lines: None)
+    lines.add(logging.makeLogRecord({"msg": "odd", "created": Decimal(7)}))
+    (message,) = ReportUnpacker().feed(pack(LogLines(1, lines.take())))
+    assert message == LogLines(1, [LoggedLine(1, 7.0, "Level None", "None", "odd", None)])
+
+
+@pytest.mark.parametrize("stop", [TaskTimeoutError, TaskCancelledError])
+def test_the_soft_stop_of_a_task_that_logs_is_not_lost(stop: type[Exception]) -> None:
+    """It is raised once, wherever the task is at that moment. On a thread this may be in our handler."""
+
+    class Stopped:
+        def __str__(self) -> str:
+            raise stop
+
+    lines = AttemptLines(1, lambda _lines: None)
+    context = copy_context()
+    context.run(set_current_lines, lines)
+    log = logging.getLogger("tests.soft_stop")
+    with handler_on_root():
+        log.propagate, log.handlers = False, logging.getLogger().handlers[-1:]  # those of pytest raise other errors
+        with pytest.raises(stop):
+            context.run(log.warning, "%s", Stopped())
+        context.run(log.warning, "after it")
+    assert [line.message for line in lines.take()] == ["after it"]
+
+
+def test_forged_lines_with_equal_numbers_are_limited_too() -> None:
+    kept = KeptLines(LoggedLine(1, 1.0, "", "", "", None) for _ in range(10_000))
+    assert len(kept.in_order()) == MAX_LINES
 
 
 texts = st.integers(0, 4_000).map("é".__mul__) | st.text(max_size=20)

@@ -79,6 +79,14 @@ def test_only_tasks_that_are_due_ready_and_not_expired_are_claimed(sql: psycopg.
     assert take() == ["due", "still_good"]
 
 
+@pytest.mark.promise("W4", "C22")
+def test_expired_tasks_leave_the_limit_of_a_claim_to_those_behind_them(sql: psycopg.Connection, take: Take) -> None:
+    for _ in range(2):
+        insert(sql, "expired", ", good_until", ", now() - interval '1 ms'")
+    insert(sql, "good")
+    assert take(1) == ["good"]
+
+
 def test_a_claim_takes_no_more_than_its_limit(broker: PostgresBroker, sql: psycopg.Connection, take: Take) -> None:
     send_new(broker, 20)
     assert len(take(7)) == 7
@@ -171,6 +179,17 @@ def test_a_locked_row_is_skipped_without_waiting(
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()
     assert [held.id for held in claim(broker)] == [first.id], "the other claim was rolled back, so it can be claimed"
+
+
+@pytest.mark.promise("W4", "W14")
+def test_a_row_that_is_locked_for_any_reason_is_skipped(database: str, sql: psycopg.Connection, take: Take) -> None:
+    insert(sql, "first")
+    insert(sql, "second")
+    with psycopg.connect(database) as other:
+        other.execute("select from horsies.tasks where task_name = 'first' for update")
+        other.execute("set local idle_in_transaction_session_timeout = '5s'")  # a claim that waits would wait for this
+        assert take() == ["second"]
+    assert take() == ["first"]
 
 
 @pytest.mark.promise("W4", "W14")

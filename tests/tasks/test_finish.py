@@ -10,11 +10,19 @@ from horsies.db.channels import Channel
 from horsies.db.statement import Query
 from horsies.model.attempt_log import KeptLines, LoggedLine
 from horsies.model.codec import encode_error
+from horsies.model.error_codes import OutcomeCode
 from horsies.model.result import TaskError
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, NewTask, TaskOptions
-from horsies.tasks.finish import end_or_retry_tasks, finish_tasks, notify_done, release_tasks, store_logs
+from horsies.tasks.finish import (
+    end_or_retry_tasks,
+    finish_tasks,
+    notify_done,
+    release_interrupted_tasks,
+    release_tasks,
+    store_logs,
+)
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import FailedAttempt, get_info
 from tests.fixtures.eventually import wait_until_blocked
@@ -61,6 +69,44 @@ def test_a_failed_task_keeps_its_code_and_its_error(broker: PostgresBroker, sql:
         "CARD_DECLINED",
         '{"error_code": "CARD_DECLINED"}',
     )
+
+
+@pytest.mark.promise("D4")
+def test_an_interrupted_task_is_released_uncounted_unless_it_may_not_run_again(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """The others end by the statement that follows: those with a cancel request, without retries left, or without a policy."""
+    retry = RetryPolicy.fixed([60], auto_retry_for=["BUSY"])
+    again, cancelled, used_up, plain = (
+        NewTask(new_task_id(), "{}", TaskOptions("add", "default", retry=policy))
+        for policy in (retry, retry, retry, None)
+    )
+    for task in (again, cancelled, used_up, plain):
+        send(broker, task)
+    endings = [failed(held, OutcomeCode.INTERRUPTED, "{}") for held in claim(broker)]
+    sql.execute("update horsies.tasks set cancel_requested_at = now() where id = %s", [cancelled.id])
+    sql.execute("update horsies.tasks set attempts = 1 where id = %s", [used_up.id])
+    assert ended(broker, release_interrupted_tasks(ME, endings)) == [again.id]
+    assert row(
+        sql,
+        "select id::text, status, ready, attempts, claimed_by, failed_attempts[1]::text::jsonb->'counted' from horsies.tasks where status = 'PENDING'",
+    ) == (again.id, "PENDING", True, 0, None, False)
+    assert ended(broker, finish_tasks(ME, endings)) == sorted(task.id for task in (cancelled, used_up, plain))
+
+
+@pytest.mark.promise("W9", "T1")
+def test_a_failure_after_the_last_retry_ends_the_task_whoever_reports_it(
+    broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """The maintenance leader reports the tasks of dead workers so, whatever retries they have left."""
+    terms = TaskOptions("add", "default", retry=RetryPolicy.fixed([60], auto_retry_for=["WORKER_CRASHED"]))
+    tasks = [NewTask(new_task_id(), "{}", terms) for _ in range(2)]
+    for task in tasks:
+        send(broker, task)
+    sql.execute("update horsies.tasks set attempts = 1 where id = %s", [tasks[0].id])
+    (found,) = do(broker, end_or_retry_tasks(ME, [failed(held, "WORKER_CRASHED") for held in claim(broker)]))
+    assert {task_id: retry_s is not None for task_id, retry_s, *_ in found} == {tasks[0].id: False, tasks[1].id: True}
+    assert column(sql, "select id::text from horsies.finished") == [tasks[0].id]
 
 
 LONG = '{"error_code":"BUSY","message":"so it began\\u0000","data":"' + 50_000 * "ä" + ' and so it ended"}'

@@ -21,6 +21,7 @@ from horsies import (
     TaskSchedule,
     TaskStatus,
 )
+from horsies.db.channels import Channel
 from horsies.maintenance.rescue import rescue_orphans
 from horsies.model.schedule import HourlySchedule
 from horsies.schedules.sync import declared_schedules
@@ -112,17 +113,33 @@ def test_a_task_that_kills_its_process_has_failed(
     assert f"{handle.task_id} default 1 WORKER_CRASHED" in sandbox.app.handle(id_[0], failing.tell).get(20_000).unwrap()
 
 
+MOVE = "with gone as (delete from horsies.tasks returning *) insert into horsies.finished (id, task_name, queue_name, args, on_failure, status, attempts, error_code, finished_at, sent_at, enqueued_at, priority, claim_no) select id, task_name, queue_name, args, on_failure, 'FAILED', 1, 'X', now(), sent_at, enqueued_at, priority, claim_no from gone"
+
+
 @pytest.mark.usefixtures("sandbox")
 def test_nothing_is_enqueued_if_the_ending_is_rolled_back(sql: psycopg.Connection) -> None:
     failing.charge_secretly.send("4711")
     sql.execute("update horsies.tasks set status = 'RUNNING', claimed_by = gen_random_uuid(), claim_no = 1")
-    move = "with gone as (delete from horsies.tasks returning *) insert into horsies.finished (id, task_name, queue_name, args, on_failure, status, attempts, error_code, finished_at, sent_at, enqueued_at, priority, claim_no) select id, task_name, queue_name, args, on_failure, 'FAILED', 1, 'X', now(), sent_at, enqueued_at, priority, claim_no from gone"
     with sql.transaction(force_rollback=True):
-        sql.execute(move)
+        sql.execute(MOVE)
         assert len(told(sql)) == 1
     assert told(sql) == []
 
 
+@pytest.mark.usefixtures("sandbox")
+def test_workers_are_notified_of_it_also_in_a_transaction_that_notifies_of_its_own_tasks_later(
+    sql: psycopg.Connection, database: str
+) -> None:
+    failing.charge_secretly.send("4711")
+    with psycopg.connect(database, autocommit=True) as listener:
+        listener.execute(f"listen {Channel.NEW.name_in('horsies')}".encode())
+        with sql.transaction():
+            sql.execute("select set_config('horsies.notify', 'after_commit', true)")
+            sql.execute(MOVE)
+        assert [each.payload.split()[2] for each in listener.notifies(timeout=20, stop_after=1)] == ["default"]
+
+
+@pytest.mark.promise("D6")
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
     "stored",

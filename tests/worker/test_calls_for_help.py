@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horsies.db.channels import Channel
-from horsies.tasks.claim import EPOCH, Lane
+from horsies.tasks.claim import EPOCH, NO_CAPS, Lane
 from horsies.worker.wakeups import CALL_MAX_S, Notifications
 
 MINUTE_S = 60
@@ -70,7 +70,7 @@ async def calls_in_a_minute(notified_every_s: float | None) -> int:
     """Return how often a worker calls that has more tasks than it can take, and receives the calls of others."""
     listener = RecordingListener()
     broker: Any = SimpleNamespace(config=SimpleNamespace(schema="horsies"), listener=lambda: listener)
-    dispatcher: Any = SimpleNamespace(queues=["default"], worker="", is_full=True, on_notification=ignore)
+    dispatcher: Any = SimpleNamespace(queues=["default"], caps=NO_CAPS, worker="", is_full=True, on_notification=ignore)
     with Notifications(broker, dispatcher, lambda: None):
         dispatcher.group.slot, dispatcher.group.occupied = 0, (0, 1)
         dispatcher.on_surplus(Lane("default", 100, EPOCH))

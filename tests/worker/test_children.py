@@ -101,6 +101,7 @@ def test_of_very_many_tasks_those_that_have_run_longest_are_stored() -> None:
         "[null, 7, [], {}]",
         '[{"pid": "x"}]',
         json.dumps([{**json.loads(children_to_json([CHILD]))[0], "started_at": 1e300}]),
+        json.dumps([{**json.loads(children_to_json([CHILD]))[0], "started_at": 1e17}]),
         json.dumps([{**json.loads(children_to_json([CHILD]))[0], "tasks": [[1]]}]),
         json.dumps([{**json.loads(children_to_json([CHILD]))[0], "state": "asleep"}]),
     ],

@@ -3,6 +3,7 @@
 The workers never poll by `notify_poll_interval_ms`, so only the group of `db/listen_group.py` brings tasks to those that do not listen.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.listen_group import SLOTS
 from horsies.db.statement import rows
-from horsies.worker.wakeups import look_for_work
+from horsies.model.status import TaskStatus
+from horsies.tasks.claim import EPOCH, NO_CAPS, Caps, Lane
+from horsies.worker.wakeups import call_for_help, look_for_work
 from tests.fixtures.eventually import eventually
-from tests.fixtures.journey import ME, column
+from tests.fixtures.journey import ME, claim, column
 from tests.fixtures.workers import StartWorker, Worker
 from tests.worker.steps import PATIENCE_MS, insert, statuses, wait_until_ended
 
@@ -66,6 +69,38 @@ def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
     assert broker.run(lambda: rows(look_for_work(ME, ["default", "other"]))) == [(False, False)]
     insert(sql, "echo", queue_name="other", value=1)
     assert broker.run(lambda: rows(look_for_work(ME, ["default", "other"]))) == [(True, False)]
+
+
+@pytest.mark.parametrize("by", ["app", "operator", "cluster"])
+def test_a_worker_that_does_not_listen_leaves_a_queue_at_its_cap_alone(
+    broker: PostgresBroker, sql: psycopg.Connection, by: str
+) -> None:
+    """Each claim in vain would hold the lock of the cap, which the workers with work wait for."""
+    for _ in range(3):
+        insert(sql, "echo", value=1)
+    claim(broker, 2)
+
+    def looks(cap: int, *queues: str) -> tuple[bool, bool]:
+        """Return what it finds with this cap, and whether it calls others."""
+        caps = {"app": Caps(queues={"default": cap}), "operator": NO_CAPS, "cluster": Caps(cluster_wide=cap)}[by]
+        if by == "operator":
+            sql.execute("delete from horsies.queues")
+            sql.execute("insert into horsies.queues (name, max_concurrency) values ('default', %s)", [cap])
+        (found,) = broker.run(lambda: rows(look_for_work(ME, queues, caps)))
+        return found[0], bool(broker.run(partial(call_for_help, queues, Lane("default", 100, EPOCH), caps)))
+
+    assert looks(3, "default") == (True, True)
+    assert looks(2, "default") == (False, False)
+    insert(sql, "echo", queue_name="other", value=1)
+    assert looks(2, "default", "other") == (by != "cluster", by != "cluster")
+
+
+def test_with_a_prefetch_buffer_only_running_tasks_count(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+    caps = Caps(queues={"default": 1}, counted=(TaskStatus.RUNNING,))
+    insert(sql, "echo", value=1)
+    insert(sql, "echo", value=1)
+    claim(broker, 1, status=TaskStatus.CLAIMED)
+    assert broker.run(lambda: rows(look_for_work(ME, ["default"], caps))) == [(True, False)]
 
 
 def test_a_worker_that_stops_leaves_new_tasks_to_the_others(

@@ -10,6 +10,7 @@ from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
 from horsies.tasks.claim import EPOCH, MAX_LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
+from horsies.tasks.unknown import unknown_task_claim
 from horsies.worker.batch import Batch, BatchResult, ClaimFrom
 from horsies.worker.plan import (
     BYTES_PER_BATCH,
@@ -42,6 +43,19 @@ def starting(simulation: Simulation, *claims: Claim) -> Batch:
     batch = Batch(WORKER, DATABASE, simulation.state.limits.caps, starts=claims)
     simulation.state.in_flight[batch] = Sent(simulation.now, 0, 0)
     return batch
+
+
+def add(simulation: Simulation, part: str) -> None:
+    """Add one item to a part of the next batch."""
+    match part:
+        case "endings":
+            simulation.state.endings.append(ending())
+        case "interrupted":
+            simulation.state.interrupted.append(ending())
+        case "releases":
+            simulation.state.releases.append(claim())
+        case _:
+            simulation.state.unfit.append(unknown_task_claim(claim()))
 
 
 def test_without_pending_work_there_is_no_batch() -> None:
@@ -135,6 +149,19 @@ def test_an_ending_that_is_refused_alone_is_tried_in_simpler_forms_and_replaced_
     assert simulation.next_batch(0.0) is None, "it pauses"
     again = simulation.taken(60.0)
     assert list(again.endings) == [tried[3]]
+
+
+@pytest.mark.promise("D6")
+def test_forged_notifications_of_delayed_tasks_cause_few_promotions() -> None:
+    simulation, promotions = simulate(), 0
+    for millisecond in range(1_000):
+        simulation.now = 100 + millisecond / 1_000
+        simulation.dispatcher.on_notification("later 0")
+        simulation.dispatcher.on_timer()
+        while (batch := simulation.next_batch()) is not None:
+            promotions += batch.promotes
+            simulation.commit(batch)
+    assert 50 <= promotions <= 101
 
 
 @pytest.mark.promise("D6", "W11")
@@ -263,6 +290,19 @@ def test_a_buffered_claim_is_released_when_its_lease_ends_here() -> None:
     assert [buffered.claim for buffered in simulation.state.buffer] == [young]
 
 
+@pytest.mark.promise("C14")
+def test_a_lease_counts_here_from_before_the_claim_was_sent() -> None:
+    """So it ends here before it ends in the database, however long the answer took."""
+    simulation = simulate(Child(load=1), Child(load=1), prefetch=1)
+    claiming = simulation.taken(100.0)
+    assert claimed_by(claiming) == {"CLAIMED": 1}
+    simulation.now = 103.0
+    simulation.commit(claiming, BatchResult(claimed=[[held := claim()]]))
+    simulation.state.may_have_tasks = False
+    assert simulation.next_batch(104.9) is None
+    assert list(simulation.taken(105.0).releases) == [held]
+
+
 @pytest.mark.promise("W10")
 def test_when_stopping_nothing_is_claimed_and_the_buffer_is_released() -> None:
     simulation = simulate(prefetch=4)
@@ -366,11 +406,12 @@ def test_without_a_buffer_max_claim_per_worker_counts_all_held_claims() -> None:
 
 
 @pytest.mark.promise("C17")
-def test_without_a_buffer_max_claim_per_worker_counts_endings_until_they_are_committed() -> None:
+@pytest.mark.parametrize("part", ["endings", "interrupted", "releases", "unfit"])
+def test_without_a_buffer_max_claim_per_worker_counts_what_leaves_until_it_is_committed(part: str) -> None:
     """Otherwise more rows than the limit would be RUNNING for a moment."""
     simulation = simulate(Child(), Child(), max_claim_per_worker=1)
     simulation.state.may_have_tasks = False
-    simulation.state.endings.append(ending())
+    add(simulation, part)
     ending_batch = simulation.taken()
     simulation.state.may_have_tasks = True
     assert simulation.next_batch(0.0) is None
@@ -387,6 +428,32 @@ def test_max_claim_per_worker_counts_endings_that_are_left_to_a_later_batch() ->
     simulation = simulate(Child(), Child(), processes=2, max_claim_per_worker=3)
     simulation.state.endings.extend(ending() for _ in range(ENDINGS_PER_BATCH + 2))
     assert claimed_by(simulation.taken()) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("C17")
+@pytest.mark.parametrize("part", ["endings", "interrupted", "releases", "unfit"])
+def test_max_claim_per_worker_counts_what_the_database_refuses_to_end_or_to_release(part: str) -> None:
+    """Its row is still held."""
+    simulation = simulate(Child(), Child(), Child(), processes=3, max_claim_per_worker=2)
+    add(simulation, part)
+    simulation.refuse(simulation.taken())
+    simulation.refuse(simulation.taken(), MAY_PASS)
+    assert claimed_by(simulation.taken()) == {"RUNNING": 1}
+
+
+@pytest.mark.promise("C13", "C17")
+def test_claims_that_wait_to_be_started_loaded_or_set_aside_are_held() -> None:
+    simulation = simulate(Child(), Child(), prefetch=2)
+    starting(simulation, claim(), claim())
+    assert claimed_by(simulation.taken()) == {"CLAIMED": 2}
+    simulation = simulate(*[Child() for _ in range(5)], processes=5, max_claim_per_worker=3)
+    batch = Batch(WORKER, DATABASE, NO_CAPS, loads=[claim()])
+    simulation.state.in_flight[batch] = Sent(simulation.now, 0, 0)
+    simulation.state.unread.append(claim())
+    assert claimed_by(simulation.taken()) == {"RUNNING": 1}
+    simulation = simulate(Child(), Child(), Child(), processes=3)
+    simulation.state.unfit.append(unknown_task_claim(claim()))
+    assert claimed_by(simulation.taken()) == {"RUNNING": 2}
 
 
 @pytest.mark.promise("C17")

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from horsies.executor.protocol import Forked, ReportUnpacker
+from horsies.executor.protocol import Boot, Forked, ReportUnpacker
 from horsies.model.errors import ConfigError
 from horsies.model.worker_config import StartMethod
-from horsies.worker.spawn import choose_start_method
+from horsies.worker.spawn import ProcessFactory, choose_start_method
 from horsies.worker.supervisor import ChildRefused, PoolTimings
 from tests.fixtures.eventually import eventually
-from tests.fixtures.pools import FakeDispatcher, open_pool
+from tests.fixtures.pools import PATIENCE_S, FakeDispatcher, open_pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is a fork server on Linux only")
 
@@ -215,6 +215,25 @@ async def test_a_child_that_could_not_be_reported_shares_its_socket_with_no_othe
         await asyncio.to_thread(eventually, lambda: not _is_pid_running(pid), what="it has left")
         assert [await dispatcher.value("quick") for _ in range(3)]
         assert [child.pid for child in dispatcher.children] != unreported
+
+
+async def test_more_children_can_be_requested_at_once_than_fit_into_the_socket() -> None:
+    boot = Boot("tests.apps.paces:app", "INFO", 1, None, [])
+    async with asyncio.TaskGroup() as group:
+        factory = ProcessFactory(group, "fork", boot, {}, boot_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
+        started = [await factory.start()]
+        server = psutil.Process(started[0][0].pid).ppid()
+        os.kill(server, signal.SIGSTOP)
+        starts = [asyncio.create_task(factory.start()) for _ in range(300)]
+        await asyncio.wait(starts, timeout=0.1)  # all requests are sent in the first step of the loop
+        os.kill(server, signal.SIGCONT)
+        started += await asyncio.gather(*starts)
+        assert len({process.pid for process, _ in started}) == 301
+        for process, ours in started:
+            ours.close()
+            process.kill()
+        await asyncio.gather(*(process.wait() for process, _ in started))
+        await factory.close()
 
 
 HANGING = """

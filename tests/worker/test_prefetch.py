@@ -62,6 +62,13 @@ def test_with_auto_a_few_milliseconds_of_work_wait_behind_the_slots(
     assert capacity_of(policy, policy.child_limit) == 0
 
 
+@pytest.mark.promise("C14")
+@pytest.mark.parametrize(("duration_us", "held"), [(150, 133), (1_900, 10), (9_900, 2), (20_000, 1), (1_000_000, 1)])
+def test_with_auto_a_child_holds_twenty_milliseconds_of_work(duration_us: int, held: int) -> None:
+    assert measured(PrefetchPolicy("auto", 2), duration_us).child_limit == held
+
+
+@pytest.mark.promise("C14")
 def test_with_auto_nothing_waits_behind_slots_with_slow_tasks() -> None:
     assert measured(PrefetchPolicy("auto", 2, 128), 20_000).child_limit == 128
 

@@ -186,7 +186,7 @@ def test_a_task_that_ends_within_the_shutdown_timeout_is_not_interrupted(
     assert gate.get(PATIENCE_MS).ok_value == pid
 
 
-@pytest.mark.promise("W10")
+@pytest.mark.promise("D4", "W10")
 def test_a_task_that_ignores_the_soft_stop_is_killed_after_its_grace_period(
     departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
 ) -> None:
@@ -195,9 +195,10 @@ def test_a_task_that_ignores_the_soft_stop_is_killed_after_its_grace_period(
     assert running.terminate() == 3
     assert (tmp_path / "asked").exists()  # it was asked first
     assert (handle.info().status, handle.info().attempts) == ("PENDING", 0)
+    assert row(sql, "select failed_attempts[1]->>'error_code' from horsies.tasks") == ("INTERRUPTED",)
 
 
-@pytest.mark.promise("W10")
+@pytest.mark.promise("D4", "W10")
 def test_a_task_that_ends_with_a_result_when_it_is_interrupted_keeps_it(
     departing: Any, worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -258,6 +259,21 @@ def test_a_task_that_crashes_in_a_worker_that_stops_has_crashed(
     os.kill(pid, signal.SIGKILL)
     assert handle.get(PATIENCE_MS).err_value.error_code == "WORKER_CRASHED"
     assert running.terminate() == 0
+
+
+@pytest.mark.promise("D4", "W9")
+def test_the_crash_of_a_task_in_a_worker_that_stops_is_an_attempt(
+    departing: Any, worker: StartWorker, sql: psycopg.Connection, tmp_path: Path
+) -> None:
+    running = worker(DEPARTING, processes=1)
+    departing.gate_again.send(str(tmp_path / "begun"), str(tmp_path / "never"))
+    pid = begun(tmp_path / "begun")
+    running.signal(signal.SIGTERM)
+    running.wait_for_log("shutdown: claiming no more")
+    os.kill(pid, signal.SIGKILL)
+    assert running.wait() == 0
+    attempt = row(sql, "select status, attempts, failed_attempts[1]->>'error_code' from horsies.tasks")
+    assert attempt == ("PENDING", 1, "WORKER_CRASHED")
 
 
 @pytest.mark.promise("D4")

@@ -143,8 +143,7 @@ class ListenGroup:
             self._full_since = now
         if now - self._full_since < POLL_S:
             return False
-        row = run(one(SQL["check_waiting"](group=self._key, mark=WAITING_MARK)))
-        return row != (True,)
+        return run(one(SQL["check_waiting"](group=self._key, mark=WAITING_MARK))) != (True,)
 
     def _poll(self, run: RunOp, now: float) -> frozenset[Channel]:
         has_capacity = self.has_capacity() and not self.is_resigned

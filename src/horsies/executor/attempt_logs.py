@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from horsies.executor.protocol import LogLines, pack
 from horsies.logs import message_of
 from horsies.model.attempt_log import FIRST_LINES, MAX_LINE, MAX_TIME, NEWEST_LINES, KeptLines, LoggedLine, to_storable
+from horsies.model.errors import TaskCancelledError, TaskTimeoutError
 
 SEND_INTERVAL_S = 0.05
 _MAX_NAME = 200
@@ -38,8 +39,9 @@ class AttemptLines:
     def add(self, record: logging.LogRecord) -> None:
         if self._is_over:  # a thread that the task has left behind logs
             return
-        at = record.created if 0 <= record.created < MAX_TIME else time.time()
-        names, message = (_name(record.levelname), _name(record.name)), _cut_end(message_of(record))
+        at = float(record.created if 0 <= record.created < MAX_TIME else time.time())
+        names, text = (_name(record.levelname), _name(record.name)), message_of(record)
+        message = to_storable(text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + _CUT)
         exception = _exception_text(record)
         number = next(self._numbers)  # only now: a soft stop may be raised in the lines above
         line = LoggedLine(number, at, *names, message, exception)
@@ -64,10 +66,6 @@ def _name(value: object) -> str:
     return to_storable(str(value)[:_MAX_NAME])
 
 
-def _cut_end(text: str) -> str:
-    return to_storable(text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + _CUT)
-
-
 def _exception_text(record: logging.LogRecord) -> str | None:
     raised = record.exc_text  # as another handler has formatted it
     if record.exc_info:
@@ -89,8 +87,11 @@ class _AttemptHandler(logging.Handler):
     def handle(self, record: logging.LogRecord) -> bool:  # without the lock of handlers: see above
         lines = _current.get(None)
         if lines is not None:
-            with suppress(Exception):  # a record of the user may have anything in it
+            try:
                 lines.add(record)
+            except Exception as error:  # a record of the user may have anything in it
+                if isinstance(error, TaskTimeoutError | TaskCancelledError):  # raised in the task, and only once
+                    raise
         return True
 
 

@@ -12,6 +12,7 @@ at most once for a task (`RunningTask`), hence the outer `except` catches what t
 
 import asyncio
 import ctypes
+import logging
 import signal
 import threading
 import time
@@ -69,8 +70,11 @@ class InterruptMainThread:
 
         threading.Thread(target=signal_until_raised, name="horsies-soft-stop", daemon=True).start()
 
-    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._guarded:
+    def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_globals is not logging.__dict__:
+            frame = frame.f_back
+        # Not inside `logging`, where handlers go on after any error and a lock might stay locked: the next signal raises it.
+        if self._guarded and frame is None:
             self._guarded.raise_once()
 
 

@@ -48,10 +48,8 @@ SQL = load(__file__)
 
 def acquire_lease(worker: str, lease_ms: int) -> Op[tuple[bool, float]]:
     """Return whether this worker is the leader now, and for how many seconds the lease that it found still runs."""
-    ((is_ours, left_s),) = yield from rows(
-        SQL["acquire_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
-    )
-    return is_ours, left_s
+    query = SQL["acquire_lease"](worker=worker, lease_ms=lease_ms, longest_ms=LONGEST_LEASE_MS)
+    return (yield from rows(query))[0]
 
 
 def release_lease(worker: str) -> Op[None]:
@@ -68,8 +66,7 @@ def remove_dead_worker(worker: str, heartbeat_at: datetime, failed: FailedRows |
 
     def work(_workers: Sequence[str]) -> Op[bool]:
         query = SQL["remove_dead_worker"](worker=worker, heartbeat_at=heartbeat_at, named=MAX_NAMED)
-        row = yield from one(query)
-        return row is not None
+        return (yield from one(query)) is not None
 
     if worker in failed.excluded(duty):
         return False

@@ -30,11 +30,8 @@ class LoggedLine(NamedTuple):
     @property
     def bytes(self) -> int:
         """The size of its texts in UTF-8."""
-        return sum(map(_utf8_bytes, (self.level, self.logger, self.message, self.exception or "")))
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+        texts = self.level, self.logger, self.message, self.exception or ""
+        return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
 def is_logged_line(value: Any) -> bool:
@@ -69,7 +66,7 @@ class KeptLines:
         for line in lines:
             self._last_number = max(self._last_number, line.number)
             size = line.bytes
-            if line.number <= FIRST_LINES and self._first_bytes + size <= FIRST_BYTES:
+            if max(line.number, len(self._first) + 1) <= FIRST_LINES and self._first_bytes + size <= FIRST_BYTES:
                 self._first.append(line)
                 self._first_bytes += size
                 continue

@@ -157,8 +157,7 @@ def _time(value: object) -> datetime | None:
 
 def _first_line(error: TaskError | None) -> str | None:
     """Return the first line of the message."""
-    lines = str(error.message or "").splitlines() if error else []
-    return lines[0] if lines else None
+    return next(iter(str(error.message or "").splitlines()), None) if error else None
 
 
 def hide_attempt(attempt: Attempt) -> Attempt:

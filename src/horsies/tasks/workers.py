@@ -90,11 +90,9 @@ def list_dead_workers(hours: int, limit: int) -> Op[list[DeadWorker]]:
 
 def request_leave(worker_ids: Sequence[str]) -> Op[Mapping[str, bool]]:
     """Ask workers to finish their tasks and exit. Returns which of them are registered."""
-    found, _ = yield from execute(
-        SQL["request_leave"](ids=list(worker_ids)), SQL["notify_workers"](ids=list(worker_ids))
-    )
-    registered = {worker for (worker,) in found}
-    return {worker: worker in registered for worker in worker_ids}
+    ids = list(worker_ids)
+    found, _ = yield from execute(SQL["request_leave"](ids=ids), SQL["notify_workers"](ids=ids))
+    return {worker: (worker,) in found for worker in worker_ids}
 
 
 def list_children(worker_id: str) -> Op[list[ChildState]]:
@@ -150,7 +148,7 @@ def _to_child(stored: Any) -> ChildState | None:
             int(stored["running"]),
             int(stored["waiting"]),
         )
-    except (TypeError, ValueError, LookupError, OverflowError):
+    except (TypeError, ValueError, LookupError, OverflowError, OSError):  # the last two for times that no clock has
         return None
 
 

@@ -59,7 +59,7 @@ from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.text import plural
 from horsies.model.validation import format_duration
-from horsies.tasks.claim import Lane
+from horsies.tasks.claim import Caps, Lane
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, unknown_task_claim
 from horsies.worker.batch import (
     Batch,
@@ -336,6 +336,10 @@ class Dispatcher:
     @property
     def queues(self) -> Sequence[str]:
         return self._state.watermarks.queues
+
+    @property
+    def caps(self) -> Caps:
+        return self._state.limits.caps
 
     @property
     def processes(self) -> int:

@@ -186,7 +186,9 @@ class Heartbeat:
                 if subscribers:
                     emit(HeartbeatMissed())
                 if was_missing or classify(error) is not ErrorKind.CONNECTION_LOST:
-                    await asyncio.sleep(self._retry_s())
+                    # Not long: without heartbeats the worker is declared dead, and the pauses of its other connections end with the next one.
+                    pause_s = self._resilience.delay_ms(0, random_jitter()) / 1000
+                    await asyncio.sleep(min(pause_s, self.interval_s, LONGEST_RETRY_S))
                 # Else the session had worked and is lost: try a new one at once.
                 self._requested.set()
             else:
@@ -211,10 +213,6 @@ class Heartbeat:
         # A held lock must be announced soon. After a few attempts without it, it is clear that the lock cannot be held.
         is_unannounced = self._connection.own_session is not None and self._announce_attempts > 0
         return min(self.interval_s, ANNOUNCE_S) if is_unannounced else self.interval_s
-
-    def _retry_s(self) -> float:
-        """Return a short pause: without heartbeats the worker is declared dead, and the pauses of its other connections end with the next one."""
-        return min(self._resilience.delay_ms(0, random_jitter()) / 1000, self.interval_s, LONGEST_RETRY_S)
 
     async def _acquire_lock(self) -> None:
         """Take the worker's lock once in each session that is ours alone. Best effort: recovery also works without it."""
@@ -281,7 +279,8 @@ class Heartbeat:
         held, *_ = yield from execute(get_held_tasks(worker), *updates)
         self._registered_tasks = known
         # For the next one: to measure many processes takes a moment.
-        self._children_memory_mb = {child.pid: measure_memory_mb(child.pid) for child in children}
+        usages = {child.pid: measure_usage(child.pid) for child in children}
+        self._children_memory_mb = {pid: usage and round(usage.memory_mb, 1) for pid, usage in usages.items()}
         return claims_from_rows(held)
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:
@@ -307,12 +306,6 @@ class Heartbeat:
             children_cpu_percent=children_cpu_percent,
             recycling_share=self._pool.recycling_costs.share,
         )
-
-
-def measure_memory_mb(pid: int) -> float | None:
-    """Return the resident memory of a process, to a tenth of a MB; None if it is gone."""
-    usage = measure_usage(pid)
-    return usage and round(usage.memory_mb, 1)
 
 
 class UsageMeter:

@@ -482,7 +482,7 @@ def _plan_claim_requests(state: DispatcherState, starting: int, ending: int, now
     buffered = len(state.buffer) - starting
     # Rows whose end is not yet stored are held: those that this batch leaves to a later one, and those that were refused.
     leaving = len(state.endings) - ending
-    leaving += sum([len(part.endings) + len(part.interrupted) for part in state.quarantine])
+    leaving += sum([len(part.held) for part in state.quarantine])
     for batch in state.in_flight:
         held += len(batch.starts) + len(batch.loads)
         buffered += len(batch.starts)

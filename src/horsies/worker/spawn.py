@@ -74,13 +74,11 @@ def choose_start_method(requested: StartMethod | None, *, has_recycling: bool) -
 
 
 def _has_pidfds() -> bool:
-    if sys.platform != "linux":
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.close(os.pidfd_open(os.getpid()))
+            return True
+    return False
 
 
 def describe_exit(code: int | None) -> str:
@@ -327,18 +325,21 @@ class _ForkServer:
     async def fork(self, theirs: socket.socket) -> Process:
         request: asyncio.Future[_Forked] = self._loop.create_future()
         try:
-            socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
-        except OSError as error:
-            raise SpawnError(f"the fork server does not answer: {error}") from error
-        self._requests.append(request)
-        try:
             async with asyncio.timeout(self._answer_timeout_s):
+                while True:
+                    with suppress(BlockingIOError):  # very many requests wait to be read
+                        socket.send_fds(self._control, [pack(Fork())], [theirs.fileno()])
+                        break
+                    await asyncio.sleep(0.01)
+                self._requests.append(request)
                 return await request
         except TimeoutError:
             log.error("fork server %d has not answered for %g s and is killed", self.pid, self._answer_timeout_s)  # noqa: TRY400 - not our bug
             self.kill()
             await self.has_ended.wait()
             raise SpawnError(f"the fork server did not answer within {self._answer_timeout_s:g} s") from None
+        except OSError as error:
+            raise SpawnError(f"the fork server does not answer: {error}") from error
 
     def _on_exit(self, code: int | None) -> None:
         while self._control.fileno() >= 0 and self._read():

@@ -11,7 +11,7 @@ cancelled: a message about a task without a request in its row changes nothing.
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, Self
@@ -20,7 +20,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import ALL_KEYS, FOR_ANY, Channel
 from horsies.db.listen_group import BACKUP_S, ListenGroup
 from horsies.db.statement import Op, Query, Rows, load, rows
-from horsies.tasks.claim import EPOCH, Lane
+from horsies.tasks.claim import EPOCH, NO_CAPS, Caps, Lane
 from horsies.worker.dispatcher import Dispatcher
 
 CONTROL_EVERY_S: Final = 0.05
@@ -50,7 +50,7 @@ class Notifications:
         self._group = dispatcher.group = ListenGroup(
             f"{broker.config.schema} {sorted(queues)}",
             (Channel.NEW, Channel.CONTROL),
-            poll=look_for_work(dispatcher.worker, queues),
+            poll=look_for_work(dispatcher.worker, queues, dispatcher.caps),
             has_capacity=lambda: not dispatcher.is_full,
         )
         self._surplus: Lane | None = None
@@ -103,7 +103,7 @@ class Notifications:
         self._heartbeat_timer, self._heartbeat_at = None, self._loop.time() + CONTROL_EVERY_S
         self._request_heartbeat()
 
-    def _on_new(self, payload: str | None) -> None:  # noqa: C901 - one branch for each kind of payload
+    def _on_new(self, payload: str | None) -> None:
         """Act on it now if it is this worker's turn, and otherwise a moment later."""
         if threading.get_ident() != self._own_thread:
             # Usually the listener reads on this loop. Its own thread takes over where that is not possible.
@@ -113,8 +113,7 @@ class Notifications:
             self._dispatcher.on_database_reached()
             self._dispatcher.promote_in(0.0)  # a `later` may have been missed, too
         for_any = payload is not None and payload.startswith(FOR_ANY)
-        if payload is not None and for_any:
-            payload = payload.removeprefix(FOR_ANY)
+        payload = payload and payload.removeprefix(FOR_ANY)
         numbered = _NUMBERED.fullmatch(payload or "")
         if numbered and numbered[3] is not None and numbered[3] not in self._queues:
             return
@@ -158,20 +157,25 @@ class Notifications:
         if self._surplus is not None:
             self._call_pause_s = min(2 * self._call_pause_s, CALL_MAX_S)
             if self._group.has_others:
-                self._listener.run_soon(partial(call_for_help, list(self._queues), self._surplus))
+                self._listener.run_soon(partial(call_for_help, self._queues, self._surplus, self._dispatcher.caps))
             self._on_surplus(self._surplus)
 
 
 # -- statements
 
 
-def look_for_work(worker: str, queues: Sequence[str]) -> Query:
+def look_for_work(worker: str, queues: Collection[str], caps: Caps = NO_CAPS) -> Query:
     """Return what a worker that does not listen asks: whether there is a task for it, and whether one of its own is to be cancelled."""
-    return SQL["look_for_work"](worker=worker, queues=list(queues))
+    return SQL["look_for_work"](worker=worker, **_waiting_params(queues, caps))
 
 
-def call_for_help(queues: Sequence[str], lane: Lane) -> Op[Rows]:
+def call_for_help(queues: Collection[str], lane: Lane, caps: Caps = NO_CAPS) -> Op[Rows]:
     """Call the other workers, if there are tasks that no worker has claimed."""
     microseconds = int((lane.watermark - EPOCH).total_seconds() * 1_000_000)
     payload = f"{FOR_ANY}{lane.priority} {microseconds} {lane.queue_name}"
-    return rows(SQL["call_for_help"](queues=list(queues), payload=payload))
+    return rows(SQL["call_for_help"](payload=payload, **_waiting_params(queues, caps)))
+
+
+def _waiting_params(queues: Collection[str], caps: Caps) -> dict[str, object]:
+    of_queues, counted = [caps.queues.get(queue) for queue in queues], [status.value for status in caps.counted]
+    return {"queues": list(queues), "caps": of_queues, "counted": counted, "cluster_wide_cap": caps.cluster_wide}

@@ -1,6 +1,7 @@
 -- fragment: waiting_tasks
--- For each of these queues one task that could be claimed, if there is one.
-unnest(%(queues)s::text[]) as served (queue_name)
+-- For each of these queues one task that could be claimed, if there is one. None of a queue that is at its cap: no worker may take more, and each that
+-- tried would take the lock of the cap.
+unnest(%(queues)s::text[], %(caps)s::integer[]) as served (queue_name, cap)
 cross join lateral (
     select
     from {schema}.tasks
@@ -12,6 +13,26 @@ cross join lateral (
     order by tasks.priority, tasks.enqueued_at, tasks.id
     limit 1
 ) as waiting
+cross join lateral (
+    select coalesce((select queues.max_concurrency from {schema}.queues where queues.name = served.queue_name), served.cap) as cap
+) as queue
+where (
+    queue.cap is null
+    or queue.cap > (
+        select count(*)
+        from {schema}.tasks as in_flight
+        where in_flight.queue_name = served.queue_name
+        and in_flight.status = any(%(counted)s::text[])
+        and in_flight.status <> 'PENDING'
+        and in_flight.claimed_in >= '0'::xid8
+    )
+)
+and (
+    %(cluster_wide_cap)s::integer is null
+    or %(cluster_wide_cap)s::integer > (
+        select count(*) from {schema}.tasks where status <> 'PENDING' and claimed_in >= '0'::xid8
+    )
+)
 
 -- name: look_for_work
 -- Whether there are tasks to claim, and whether a task of this worker is to be cancelled, or the worker itself was asked to leave.
