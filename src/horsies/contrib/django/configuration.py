@@ -170,14 +170,12 @@ def postgres_config(alias: str, options: Mapping[str, Any]) -> PostgresConfig:
         )
     elif "dbname" not in params and "service" not in params:
         problems.append("it has neither NAME nor OPTIONS['service']; add one")
-    if problems:
-        raise ImproperlyConfigured(f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(problems)}")
-    try:
-        return PostgresConfig(database_url=make_conninfo(params), **options)
-    except ConfigError as error:
-        raise ImproperlyConfigured(
-            f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(error.problems)}"
-        ) from error
+    if not problems:
+        try:
+            return PostgresConfig(database_url=make_conninfo(params), **options)
+        except ConfigError as error:
+            problems = error.problems
+    raise ImproperlyConfigured(f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(problems)}")
 
 
 def _libpq_params(database: Mapping[str, Any]) -> dict[str, str]:

@@ -37,7 +37,10 @@ def authorize(request: Request) -> User | Response | None:
     """Return the user of a request by its session of Django, or a redirect to the login. For `dashboard(app, authorize=authorize)`."""
     close_old_connections()
     try:
-        user = _user_of(request)
+        engine = import_module(settings.SESSION_ENGINE)
+        request_of_django = HttpRequest()
+        request_of_django.session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
+        user: Any = get_user(request_of_django)
         if user.is_active and user.is_staff and user.has_perm(OPERATE):
             return User(user.get_username(), Role.OPERATOR)
         if user.is_active and user.is_staff and user.has_perm(VIEW):
@@ -55,13 +58,6 @@ def _login_url() -> str:
         with suppress(NoReverseMatch):
             return reverse("admin:login")
     return resolve_url(settings.LOGIN_URL)
-
-
-def _user_of(request: Request) -> Any:
-    engine = import_module(settings.SESSION_ENGINE)
-    request_of_django = HttpRequest()
-    request_of_django.session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
-    return get_user(request_of_django)
 
 
 def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":
