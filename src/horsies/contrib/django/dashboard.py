@@ -24,7 +24,7 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from horsies.contrib.django.application import the_app
 from horsies.web import Role, User, dashboard
@@ -60,7 +60,7 @@ def _login_url() -> str:
     return resolve_url(settings.LOGIN_URL)
 
 
-def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":
+def mount(application: Any, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":
     """Return an ASGI application that serves the dashboard under this prefix, and everything else by Django.
 
     `options` are those of `horsies.web.dashboard`; users log in to Django unless they have another `authorize`.
@@ -73,7 +73,7 @@ def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "Mo
 class MountedDashboard:
     """An ASGI application: the dashboard under a prefix, and another application."""
 
-    def __init__(self, shown: Dashboard, application: ASGIApp, prefix: str) -> None:
+    def __init__(self, shown: Dashboard, application: Any, prefix: str) -> None:
         self.dashboard = shown
         self._application = application
         self._prefix = prefix
