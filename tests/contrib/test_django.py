@@ -601,6 +601,11 @@ def test_all_problems_of_the_settings_are_reported_together(project: Project) ->
         assert part in found
 
 
+@pytest.mark.parametrize("modules", ["shop", [5], [""], None, {"shop": 1}])
+def test_modules_that_are_no_names_are_refused(modules: object, project: Project) -> None:
+    assert "modules is a list of the names of modules" in problems(project, PROJECT_HORSIES={"modules": modules})
+
+
 def test_databases_that_horsies_cannot_use(project: Project) -> None:
     sqlite = {"ENGINE": "django.db.backends.sqlite3"}
     assert "'django.db.backends.sqlite3', and horsies needs PostgreSQL" in problems(project, PROJECT_DATABASE=sqlite)

@@ -66,7 +66,8 @@ def read_configuration() -> Configuration:
     options = dict(cast("Mapping[Any, Any]", given))
     problems = [*_unknown_options(options)]
     own = {name: options.pop(name, default) for name, default in OWN.items()}
-    if isinstance(own["modules"], str) or not isinstance(own["modules"], Sequence):
+    modules: Any = own["modules"]
+    if not isinstance(modules, list | tuple) or not all(isinstance(each, str) and each for each in modules):
         problems.append("modules is a list of the names of modules with tasks")
     if not isinstance(own["migrate"], bool):
         problems.append("migrate is True or False")
