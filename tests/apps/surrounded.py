@@ -52,8 +52,10 @@ def inner(task: CurrentTask) -> Generator[None]:
     token = tenant.set("acme")
     try:
         yield
-    except LookupError:
+    except LookupError as error:
         note(task, "inner caught it")
+        if fail == "translate":
+            raise RuntimeError("no such tenant") from error
     finally:
         tenant.reset(token)
     if fail == "after":
@@ -72,7 +74,7 @@ def skipping(task: CurrentTask) -> Generator[None]:
 def name_tenant(path: str, fail: str = "") -> TaskResult[str, TaskError]:
     if fail == "err":
         return TaskResult(err=TaskError(error_code="NO_PAPER", message="none"))
-    if fail == "lookup":
+    if fail in {"lookup", "translate"}:
         raise LookupError("lost")
     if fail == "stop":
         raise StopIteration("odd")
@@ -84,8 +86,10 @@ def name_tenant(path: str, fail: str = "") -> TaskResult[str, TaskError]:
 @app.task("name_tenant_async")
 async def name_tenant_async(path: str, fail: str = "") -> TaskResult[str, TaskError]:
     await asyncio.sleep(0)
-    if fail == "lookup":
+    if fail in {"lookup", "translate"}:
         raise LookupError("lost")
+    if fail == "stop":
+        raise StopAsyncIteration("odd")
     return TaskResult(ok=tenant.get())
 
 

@@ -214,6 +214,30 @@ def test_migrate_leaves_it_alone_if_that_is_configured(empty_database: str) -> N
     assert "does not exist" in project.manage("check", "--database", "default", env=env)
 
 
+def test_the_hint_names_the_database_that_is_not_the_default_one(empty_database: str) -> None:
+    env = {"PROJECT_OTHER": "1", "PROJECT_HORSIES": '{"database": "other"}'}
+    project = Project(empty_database)
+    project.manage("migrate", "--verbosity=0", env=env)
+    assert "Run manage.py migrate --database other." in project.manage("check", "--database", "other", env=env)
+    assert "Applied to the schema" in project.manage("migrate", "--database", "other", env=env)
+    assert "horsies.W" not in project.manage("check", "--database", "other", env=env)
+
+
+def test_dumpdata_leaves_the_tables_of_horsies_out(project: Project, sql: psycopg.Connection, tmp_path: Path) -> None:
+    """They could not be loaded, and would have the arguments of sensitive tasks."""
+    project.evaluate(
+        "from shop import models, tasks\ntasks.charge.send('4711')\nmodels.Order(item='saddle').save()\nfound = 0"
+    )
+    dumped = tmp_path / "dumped.json"
+    project.manage("dumpdata", "--output", str(dumped))
+    assert "4711" not in dumped.read_text()
+    assert "horsies.taskrecord" not in {each["model"] for each in json.loads(dumped.read_text())}
+    sql.execute("truncate shop_order")
+    project.manage("loaddata", str(dumped))
+    assert row(sql, "select item from shop_order") == ("saddle",)
+    assert row(sql, "select count(*) from horsies.all_tasks") == (1,)
+
+
 def test_every_command_knows_the_project(project: Project) -> None:
     assert json.loads(project.manage("horsies", "tasks", "list", "--json", "--settings=mysite.settings"))["tasks"] == []
     assert "Usage: manage.py horsies" in project.manage("horsies", "--help")
@@ -372,6 +396,26 @@ def test_a_savepoint_that_is_rolled_back_takes_its_sends_with_it(project: Projec
     assert row(sql, "select count(*) from horsies.all_tasks") == (4,)
 
 
+AUTOCOMMIT = """
+from django.db import transaction
+from shop.models import Order
+from shop.tasks import confirm
+transaction.set_autocommit(False)
+Order.objects.create(item="saddle")
+undone = confirm.send(1)
+transaction.rollback()
+kept = confirm.send(2)
+transaction.commit()
+found = [undone.status(), kept.status()]
+"""
+
+
+@pytest.mark.parametrize("autocommit", ["true", "false"])
+def test_without_autocommit_a_send_is_part_of_the_transaction(autocommit: str, project: Project) -> None:
+    env = {"PROJECT_DATABASE": f'{{"AUTOCOMMIT": {autocommit}}}'}
+    assert project.evaluate(AUTOCOMMIT, env=env) == [None, "PENDING"]
+
+
 OTHER = """
 from contextlib import ExitStack
 from django.db import connections, transaction
@@ -512,6 +556,17 @@ def test_a_transaction_that_a_task_leaves_open_does_not_swallow_the_next_one(
     assert project.evaluate(LEFT_OPEN) == ["kept"]
 
 
+def test_a_transaction_that_was_left_open_before_the_attempt_does_not_swallow_it(
+    project: Project, managed: StartManaged
+) -> None:
+    """Here a start hook leaves it open. An attempt that is stopped while it ends does the same."""
+    env = {"PROJECT_DATABASE": '{"CONN_MAX_AGE": null}', "PROJECT_HOOK": "1"}
+    managed(project, "--processes=1", env=env)
+    code = "from shop.models import Order\nfrom shop.tasks import place\n"
+    code += "place.send('kept').get(timeout_ms=60_000).unwrap()\nfound = Order.objects.count()"
+    assert project.evaluate(code) == 1
+
+
 # -- settings
 
 
@@ -546,12 +601,42 @@ def test_all_problems_of_the_settings_are_reported_together(project: Project) ->
         assert part in found
 
 
+@pytest.mark.parametrize("modules", ["shop", [5], [""], None, {"shop": 1}])
+def test_modules_that_are_no_names_are_refused(modules: object, project: Project) -> None:
+    assert "modules is a list of the names of modules" in problems(project, PROJECT_HORSIES={"modules": modules})
+
+
 def test_databases_that_horsies_cannot_use(project: Project) -> None:
     sqlite = {"ENGINE": "django.db.backends.sqlite3"}
     assert "'django.db.backends.sqlite3', and horsies needs PostgreSQL" in problems(project, PROJECT_DATABASE=sqlite)
+    # The tasks of this project are imported by its models, so its own error comes first. A new project has none.
+    env = {"PROJECT_DATABASE": json.dumps(sqlite), "PROJECT_WITHOUT_SHOP": "1"}
+    refused = project.manage("horsies", "worker", env=env, code=1)
+    assert refused.startswith("Error: settings.DATABASES['default'] cannot be used by horsies")
+    assert "Traceback" not in refused
     options = {"OPTIONS": {"sslmode": "prefer", "statement_timeout": 5, "another": 1}}
     found = problems(project, PROJECT_DATABASE=options)
     assert "its OPTIONS have 'another', 'statement_timeout', which libpq does not know" in found
+
+
+DRIVER = """
+from django.db import transaction
+from shop.tasks import confirm
+try:
+    with transaction.atomic():
+        confirm.send(1)
+except Exception as error:
+    found = [str(error)]
+found += [confirm.send(1).status(), confirm.with_options(connection=None).send(1).status()]
+"""
+
+
+def test_psycopg2_is_refused_with_what_to_change(project: Project) -> None:
+    engine = {"ENGINE": "psycopg2_driver"}
+    assert "horsies.E003" in problems(project, PROJECT_DATABASE=engine)
+    refused, *sent = project.evaluate(DRIVER, env={"PROJECT_DATABASE": json.dumps(engine)})
+    assert "connection= is Django's, on psycopg2; sending inside a transaction of Django needs" in refused
+    assert sent == ["PENDING", "PENDING"]
 
 
 def test_hints_about_connections(project: Project) -> None:

@@ -71,7 +71,11 @@ async def test_an_exception_of_the_task_passes_through_and_stays_its_outcome_eve
 
 async def test_a_stop_iteration_of_a_task_ends_it_like_any_other_exception(tmp_path: Path) -> None:
     async with open_pool(APP) as dispatcher:
-        assert (await run(dispatcher, "name_tenant", tmp_path / "seen", "stop"))["error_code"] == "UNHANDLED_ERROR"
+        for name, message in (("name_tenant", "StopIteration"), ("name_tenant_async", "StopAsyncIteration: odd")):
+            error = await run(dispatcher, name, tmp_path / "seen", "stop")
+            assert error["error_code"] == "UNHANDLED_ERROR"
+            assert message in error["message"], "it is not an exception of the middleware"
+            assert "middleware" not in error["message"]
 
 
 @RUNNERS
@@ -81,6 +85,7 @@ async def test_a_stop_iteration_of_a_task_ends_it_like_any_other_exception(tmp_p
     [
         ("before", "middleware inner raised ConnectionError: no tenant"),
         ("after", "middleware inner raised ConnectionError: no commit"),
+        ("translate", "middleware inner raised RuntimeError: no such tenant"),
         ("yield", "middleware inner raised RuntimeError: it yielded a second time"),
         ("skip", "middleware skipping raised RuntimeError: it ended without a yield"),
     ],

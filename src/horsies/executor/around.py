@@ -127,8 +127,9 @@ class _Steps:
         except (StopIteration, StopAsyncIteration):
             return
         except BaseException as raised:
-            # A generator turns a StopIteration that passes through it into a RuntimeError.
-            if raised is error or (isinstance(raised, RuntimeError) and raised.__cause__ is error):
+            # A generator turns a StopIteration that passes through it into a RuntimeError. Any other one is the middleware's own.
+            is_stop = isinstance(error, StopIteration | StopAsyncIteration)
+            if raised is error or (is_stop and isinstance(raised, RuntimeError) and raised.__cause__ is error):
                 return
             self._call.failed_middleware = self._middleware.name
             raise

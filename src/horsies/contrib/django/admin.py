@@ -3,7 +3,7 @@
 Actions need the permission `horsies.operate`. They go through `app.ops`, and are in its audit with the name of the user.
 """
 
-# pyright: basic, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: basic, reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportAssignmentType=false
 # (Django comes without types)
 
 from collections import Counter
@@ -19,13 +19,14 @@ from django.http import HttpRequest
 
 from horsies.contrib.django.application import the_app
 from horsies.contrib.django.models import ScheduleRecord, TaskRecord, WorkerRecord, WorkflowRecord
+from horsies.model.sensitive import HIDDEN
 from horsies.ops.api import Ops
 from horsies.tasks.inspect import TaskFilter
 
 MAX_COUNTED: Final = 10_000
 MAX_FOUND: Final = 1_000
 BATCH: Final = 500
-HIDDEN: Final = "hidden: the task is sensitive"
+PAYLOADS: Final = ("args", "result", "error", "progress")
 
 
 class BoundedPaginator(Paginator):
@@ -49,11 +50,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def has_add_permission(self, *_args: Any) -> bool:
         return False
 
-    def has_change_permission(self, *_args: Any) -> bool:
-        return False
-
-    def has_delete_permission(self, *_args: Any) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("horsies.operate")
@@ -61,12 +58,37 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     def ops(self, request: HttpRequest) -> Ops:
         return the_app().ops.acting_as(request.user.get_username())
 
-    def act(self, request: HttpRequest, queryset: QuerySet, verb: str, act: Callable[[Any], object]) -> None:
-        """Do something with each row, and show the user how many it has changed."""
-        outcomes = [act(key) for key in queryset.values_list("pk", flat=True)]
+
+def selected(queryset: QuerySet) -> list[str]:
+    """Return the keys of the selected rows: at most as many as the page says that it has."""
+    return [str(key) for key in queryset.values_list("pk", flat=True)[:MAX_COUNTED]]
+
+
+def action_on_each(description: str, operation: str) -> Callable[..., None]:
+    """Make an action that calls an operation with each row, and shows the user how many it has changed."""
+
+    @admin.action(description=description, permissions=["operate"])
+    def act(model_admin: ReadOnlyAdmin, request: HttpRequest, queryset: QuerySet) -> None:
+        outcomes = list(map(getattr(model_admin.ops(request), operation), selected(queryset)))
         changed = sum(map(bool, outcomes))
         level = messages.SUCCESS if changed == len(outcomes) else messages.WARNING
-        self.message_user(request, f"{verb}: {changed} of {len(outcomes)}.", level)
+        model_admin.message_user(request, f"{description}: {changed} of {len(outcomes)}.", level)
+
+    act.__name__ = operation
+    return act
+
+
+def payload(field: str) -> Callable[[TaskRecord], str]:
+    """Make a column that shows a field of a task unless the task is sensitive."""
+
+    @admin.display(description=TaskRecord._meta.get_field(field).verbose_name)  # noqa: SLF001 - documented by Django
+    def show(task: TaskRecord) -> str:
+        declared = the_app().known_tasks.get(task.task_name)
+        if task.is_sensitive or (declared is not None and declared.is_sensitive):
+            return HIDDEN
+        return "-" if (value := getattr(task, field)) is None else str(value)
+
+    return show
 
 
 @admin.register(TaskRecord)
@@ -77,12 +99,13 @@ class TaskAdmin(ReadOnlyAdmin):
     list_filter = ("status",)
     search_fields = ("id",)
     search_help_text = "The id of a task, or the name of tasks"
+    sortable_by = ("id",)  # any other order would read all finished tasks
     actions = ("retry", "cancel")
-    exclude = ("args", "result", "error")
-    readonly_fields = ("arguments", "value", "failure")
+    exclude = PAYLOADS
+    readonly_fields: Any = tuple(map(payload, PAYLOADS))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet:
-        return super().get_queryset(request).defer("args", "result", "error", "progress")
+        return super().get_queryset(request).defer(*PAYLOADS)
 
     def get_search_results(self, _request: HttpRequest, queryset: QuerySet, search_term: str) -> tuple[QuerySet, bool]:
         term = search_term.strip()
@@ -104,29 +127,12 @@ class TaskAdmin(ReadOnlyAdmin):
         self._act_on_ids(request, queryset, "Cancel", self.ops(request).cancel_tasks)
 
     def _act_on_ids(self, request: HttpRequest, queryset: QuerySet, verb: str, act: Callable[[list[str]], Any]) -> None:
-        ids = [str(task_id) for task_id in queryset.values_list("pk", flat=True)]
+        ids = selected(queryset)
         counts: Counter[str] = Counter()
         for start in range(0, len(ids), BATCH):
             counts.update(outcome.name for outcome in act(ids[start : start + BATCH]).values())
         summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
         self.message_user(request, f"{verb}: {summary or 'no task'}.")
-
-    @admin.display(description="arguments")
-    def arguments(self, task: TaskRecord) -> str:
-        return self._shown(task, task.args)
-
-    @admin.display(description="result")
-    def value(self, task: TaskRecord) -> str:
-        return self._shown(task, task.result)
-
-    @admin.display(description="error")
-    def failure(self, task: TaskRecord) -> str:
-        return self._shown(task, task.error)
-
-    def _shown(self, task: TaskRecord, payload: Any) -> str:
-        declared = the_app().known_tasks.get(task.task_name)
-        is_sensitive = task.is_sensitive or (declared is not None and declared.is_sensitive)
-        return HIDDEN if is_sensitive else "-" if payload is None else str(payload)
 
 
 @admin.register(WorkflowRecord)
@@ -135,26 +141,22 @@ class WorkflowAdmin(ReadOnlyAdmin):
 
     list_display = ("id", "name", "status", "created_at", "finished_at")
     list_filter = ("status",)
-    actions = ("pause", "resume", "cancel", "retry")
+    actions = tuple(
+        action_on_each(f"{verb.capitalize()} selected workflows", f"{verb}_workflow")
+        for verb in ("pause", "resume", "cancel", "retry")
+    )
+    exclude = ("error",)
+    readonly_fields = ("failure",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet:
-        return super().get_queryset(request).filter(root_id=F("id"))
+        return super().get_queryset(request).filter(root_id=F("id")).defer("error")
 
-    @admin.action(description="Pause selected workflows", permissions=["operate"])
-    def pause(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Pause", self.ops(request).pause_workflow)
-
-    @admin.action(description="Resume selected workflows", permissions=["operate"])
-    def resume(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Resume", self.ops(request).resume_workflow)
-
-    @admin.action(description="Cancel selected workflows", permissions=["operate"])
-    def cancel(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Cancel", self.ops(request).cancel_workflow)
-
-    @admin.action(description="Retry selected workflows", permissions=["operate"])
-    def retry(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Retry", self.ops(request).retry_workflow)
+    @admin.display(description="error")
+    def failure(self, run: WorkflowRecord) -> str:
+        """Return its error as `app.ops` shows it: that of a sensitive task is hidden."""
+        found = the_app().ops.get_workflow_summary(str(run.pk))
+        error = found and found.run.error
+        return f"{error.error_code}: {error.message}" if error else "-"
 
 
 @admin.register(ScheduleRecord)
@@ -163,19 +165,11 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     list_display = ("name", "task_name", "enabled", "paused_at", "next_slot_at", "last_slot_at")
     exclude = ("args",)
-    actions = ("run_now", "pause", "resume")
-
-    @admin.action(description="Run selected schedules now", permissions=["operate"])
-    def run_now(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Run now", self.ops(request).run_schedule)
-
-    @admin.action(description="Pause selected schedules", permissions=["operate"])
-    def pause(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Pause", self.ops(request).pause_schedule)
-
-    @admin.action(description="Resume selected schedules", permissions=["operate"])
-    def resume(self, request: HttpRequest, queryset: QuerySet) -> None:
-        self.act(request, queryset, "Resume", self.ops(request).resume_schedule)
+    actions = (
+        action_on_each("Run selected schedules now", "run_schedule"),
+        action_on_each("Pause selected schedules", "pause_schedule"),
+        action_on_each("Resume selected schedules", "resume_schedule"),
+    )
 
 
 @admin.register(WorkerRecord)
@@ -187,6 +181,6 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Ask selected workers to leave", permissions=["operate"])
     def leave(self, request: HttpRequest, queryset: QuerySet) -> None:
-        ids = [str(worker_id) for worker_id in queryset.values_list("pk", flat=True)]
+        ids = selected(queryset)
         asked = self.ops(request).request_leave(ids)
         self.message_user(request, f"Asked to leave: {sum(asked.values())} of {len(ids)}.")

@@ -4,9 +4,6 @@ The database is looked up at each use: test runners replace the name in `setting
 processes, and whatever is sent from then on goes there.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportIndexIssue=false
-# (Django comes without types)
-
 import json
 import threading
 from collections.abc import Mapping

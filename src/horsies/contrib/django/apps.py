@@ -1,16 +1,21 @@
 """The entry of INSTALLED_APPS."""
 
-# pyright: basic, reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false, reportAssignmentType=false
-# (Django comes without types)
-
 from typing import Any
 
 from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
+from django.db import router
 from django.db.models.signals import post_migrate
 
 from horsies.contrib.django.application import in_tests, the_app
 from horsies.db.broker import PostgresBroker
+
+
+class OwnTables:
+    """A database router. `dumpdata` leaves our tables out: they are read-only for `loaddata`, and the rows of sensitive tasks are not for a file."""
+
+    def allow_migrate(self, _alias: str, app_label: str, **_hints: Any) -> bool | None:
+        return False if app_label == HorsiesConfig.label else None
 
 
 class HorsiesConfig(AppConfig):
@@ -22,9 +27,10 @@ class HorsiesConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from horsies.contrib.django import checks  # noqa: F401, PLC0415 - registers the checks
+        from horsies.contrib.django import checks  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport] - registers the checks
 
         post_migrate.connect(_migrate, sender=self)
+        router.routers.insert(0, OwnTables())
         try:
             app = the_app()
         except ImproperlyConfigured:

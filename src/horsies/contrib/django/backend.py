@@ -144,22 +144,18 @@ def _register(task: Any) -> None:
         args: list[Any], kwargs: dict[str, Any], alias: str, run_after: str | None = None
     ) -> TaskResult[Any, TaskError]:
         del run_after  # it was the due time
-        task: Any = _task_at(path)
-        result = _running_result(task, alias, args, kwargs)
-        context = [contract.TaskContext(task_result=result)] if task.takes_context else []
+        result, call = _begin(path, alias, args, kwargs)
         with _reported(result) as done:
-            done(task.func(*context, *args, **kwargs))
+            done(call())
         return TaskResult(ok=result._return_value)  # noqa: SLF001 - the property of the class fails for other states
 
     async def run_async(
         args: list[Any], kwargs: dict[str, Any], alias: str, run_after: str | None = None
     ) -> TaskResult[Any, TaskError]:
         del run_after
-        task: Any = _task_at(path)
-        result = await sync_to_async(_running_result, thread_sensitive=True)(task, alias, args, kwargs)
-        context = [contract.TaskContext(task_result=result)] if task.takes_context else []
+        result, call = await sync_to_async(_begin, thread_sensitive=True)(path, alias, args, kwargs)
         with _reported(result) as done:
-            done(await task.func(*context, *args, **kwargs))
+            done(await call())
         return TaskResult(ok=result._return_value)  # noqa: SLF001 - as above
 
     own_queue = app.config.queue_mode.value == "CUSTOM"
@@ -168,8 +164,9 @@ def _register(task: Any) -> None:
     )
 
 
-def _running_result(task: Any, alias: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Make the result for the code of the task, and for the signals. What it needs from its row is read only if it is needed."""
+def _begin(path: str, alias: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
+    """Return the result for the code of the task and the signals, and the call. What it needs from its row is read only if it is needed."""
+    task: Any = _task_at(path)
     current, now = current_task(), timezone.now()
     result = _result(task, alias, args=args, kwargs=kwargs, status=Status.RUNNING, id=current.task_id)
     _set(result, enqueued_at=_time_in(current.task_id), started_at=now, last_attempted_at=now)
@@ -179,7 +176,8 @@ def _running_result(task: Any, alias: str, args: list[Any], kwargs: dict[str, An
     # The start of this attempt may not have been saved yet.
     missing = current.attempt - len(result.worker_ids)
     result.worker_ids.extend([f"{socket.gethostname()}:{os.getppid()}"] * missing)
-    return result
+    context = [contract.TaskContext(task_result=result)] if task.takes_context else []
+    return result, partial(task.func, *context, *args, **kwargs)
 
 
 @contextmanager

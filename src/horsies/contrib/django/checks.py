@@ -1,15 +1,12 @@
 """What `manage.py check` finds. With `--database` the schema is looked at, too."""
 
-# pyright: basic
-# (Django comes without types)
-
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 - Django's name
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from horsies.contrib.django.application import the_app
 from horsies.contrib.django.configuration import Configuration, postgres_config, read_configuration
@@ -70,14 +67,12 @@ def check_schema(databases: Sequence[str] | None = None, **_options: Any) -> lis
     except HorsiesError as error:
         return [Warning(str(error), id="horsies.W006")]
     migrates = app.configuration.migrates
-    if not state.pending or (migrates and _is_migrating()):
+    # Checks do not know which command runs them, and `manage.py migrate` runs them before it creates the tables.
+    is_migrating = sys.argv[1:2] == ["migrate"] and "--check" not in sys.argv
+    if not state.pending or (migrates and is_migrating):
         return []
     found = f"is at version {state.version}, and this release needs {state.library_version}"
     message = f"the schema {state.schema!r} of horsies {found if state.version else 'does not exist'}"
-    hint = f"Run manage.py {'migrate' if migrates else 'horsies migrate'}."
+    option = "" if app.alias == DEFAULT_DB_ALIAS else f" --database {app.alias}"
+    hint = f"Run manage.py {f'migrate{option}' if migrates else 'horsies migrate'}."
     return [Warning(message, hint=hint, id="horsies.W007")]
-
-
-def _is_migrating() -> bool:
-    """Whether this process is `manage.py migrate`: it runs the checks before it creates the tables. Checks do not know which command runs them."""
-    return sys.argv[1:2] == ["migrate"] and "--check" not in sys.argv

@@ -66,7 +66,8 @@ def read_configuration() -> Configuration:
     options = dict(cast("Mapping[Any, Any]", given))
     problems = [*_unknown_options(options)]
     own = {name: options.pop(name, default) for name, default in OWN.items()}
-    if isinstance(own["modules"], str) or not isinstance(own["modules"], Sequence):
+    modules: Any = own["modules"]
+    if not isinstance(modules, list | tuple) or not all(isinstance(each, str) and each for each in modules):
         problems.append("modules is a list of the names of modules with tasks")
     if not isinstance(own["migrate"], bool):
         problems.append("migrate is True or False")
@@ -170,14 +171,12 @@ def postgres_config(alias: str, options: Mapping[str, Any]) -> PostgresConfig:
         )
     elif "dbname" not in params and "service" not in params:
         problems.append("it has neither NAME nor OPTIONS['service']; add one")
-    if problems:
-        raise ImproperlyConfigured(f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(problems)}")
-    try:
-        return PostgresConfig(database_url=make_conninfo(params), **options)
-    except ConfigError as error:
-        raise ImproperlyConfigured(
-            f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(error.problems)}"
-        ) from error
+    if not problems:
+        try:
+            return PostgresConfig(database_url=make_conninfo(params), **options)
+        except ConfigError as error:
+            problems = error.problems
+    raise ImproperlyConfigured(f"settings.DATABASES[{alias!r}] cannot be used by horsies: {'; '.join(problems)}")
 
 
 def _libpq_params(database: Mapping[str, Any]) -> dict[str, str]:

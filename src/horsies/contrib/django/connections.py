@@ -12,9 +12,6 @@ thread are closed at the end of the attempt, because the thread ends, too.
 transactions of a view that calls `async_to_sync` inside `atomic()` are open there.
 """
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# (Django comes without types)
-
 import os
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Final, TypeVar
@@ -37,9 +34,10 @@ class DjangoTransactions:
         self._alias = alias
 
     def open_connection(self) -> object | None:
-        """Return the connection of this thread if `atomic()` is open on it."""
+        """Return the connection of this thread if `atomic()` is open on it, or if autocommit is off."""
         connection = connections[self._alias]
-        return connection if connection.in_atomic_block else None
+        autocommits = connection.autocommit if connection.connection else connection.settings_dict["AUTOCOMMIT"]
+        return connection if connection.in_atomic_block or not autocommits else None
 
     async def call(self, function: Callable[[], T]) -> T:
         """Call a function on the thread of the caller's `sync_to_async` calls."""
@@ -49,12 +47,11 @@ class DjangoTransactions:
 def check_connections(_task: CurrentTask) -> Generator[None]:
     """Check the connections before and after a `def` task. A middleware."""
     reset_queries()
-    close_old_connections()
+    _renew_connections()  # also those of a start hook, or of an attempt that was stopped before it could
     try:
         yield
     finally:
-        discard_open_transactions()
-        close_old_connections()
+        _renew_connections()
 
 
 async def end_connections(_task: CurrentTask) -> AsyncGenerator[None]:
@@ -64,20 +61,16 @@ async def end_connections(_task: CurrentTask) -> AsyncGenerator[None]:
             yield
         finally:
             if context in SyncToAsync.context_to_thread_executor:  # else the task has made no call
-                await sync_to_async(_end_thread, thread_sensitive=True)()
+                await sync_to_async(connections.close_all, thread_sensitive=True)()
 
 
-def discard_open_transactions() -> None:
-    """Discard the connections of this thread on which a transaction was left open; what it has not committed is rolled back."""
+def _renew_connections() -> None:
+    """Discard the connections of this thread on which a transaction was left open, which rolls it back, and those that are broken or too old."""
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             connection.close()
             del connections[connection.alias]
-
-
-def _end_thread() -> None:
-    discard_open_transactions()
-    connections.close_all()
+    close_old_connections()
 
 
 def abandon_inherited() -> None:

@@ -24,7 +24,7 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, reverse
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from horsies.contrib.django.application import the_app
 from horsies.web import Role, User, dashboard
@@ -37,7 +37,10 @@ def authorize(request: Request) -> User | Response | None:
     """Return the user of a request by its session of Django, or a redirect to the login. For `dashboard(app, authorize=authorize)`."""
     close_old_connections()
     try:
-        user = _user_of(request)
+        engine = import_module(settings.SESSION_ENGINE)
+        request_of_django = HttpRequest()
+        request_of_django.session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
+        user: Any = get_user(request_of_django)
         if user.is_active and user.is_staff and user.has_perm(OPERATE):
             return User(user.get_username(), Role.OPERATOR)
         if user.is_active and user.is_staff and user.has_perm(VIEW):
@@ -57,14 +60,7 @@ def _login_url() -> str:
     return resolve_url(settings.LOGIN_URL)
 
 
-def _user_of(request: Request) -> Any:
-    engine = import_module(settings.SESSION_ENGINE)
-    request_of_django = HttpRequest()
-    request_of_django.session = engine.SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
-    return get_user(request_of_django)
-
-
-def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":
+def mount(application: Any, prefix: str = "/horsies", **options: Any) -> "MountedDashboard":
     """Return an ASGI application that serves the dashboard under this prefix, and everything else by Django.
 
     `options` are those of `horsies.web.dashboard`; users log in to Django unless they have another `authorize`.
@@ -77,7 +73,7 @@ def mount(application: ASGIApp, prefix: str = "/horsies", **options: Any) -> "Mo
 class MountedDashboard:
     """An ASGI application: the dashboard under a prefix, and another application."""
 
-    def __init__(self, shown: Dashboard, application: ASGIApp, prefix: str) -> None:
+    def __init__(self, shown: Dashboard, application: Any, prefix: str) -> None:
         self.dashboard = shown
         self._application = application
         self._prefix = prefix

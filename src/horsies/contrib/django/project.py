@@ -3,9 +3,6 @@
 The app is at `horsies.contrib.django.project:app`, also for `$HORSIES_APP`.
 """
 
-# pyright: reportMissingTypeStubs=false
-# (Django comes without types)
-
 import json
 import os
 

@@ -181,7 +181,7 @@ class DjangoTaskCalls(TaskCalls):
             return lambda: None
 
         def after() -> None:
-            if connection.needs_rollback or not _is_usable(connection):
+            if connection.needs_rollback or connection.connection.info.transaction_status.name != "INTRANS":
                 connection.needs_rollback = False
                 connection.savepoint_rollback(savepoint)
             else:
@@ -201,13 +201,7 @@ class DjangoTaskCalls(TaskCalls):
     async def run_blocking(self, function: Callable[[], T]) -> T:
         return await sync_to_async(function, thread_sensitive=True)()
 
-    async def run_function(self, function: Callable[[], T]) -> T:
-        return await sync_to_async(function, thread_sensitive=True)()
-
-
-def _is_usable(connection: Any) -> bool:
-    status = connection.connection.info.transaction_status
-    return status.name == "INTRANS"
+    run_function = run_blocking
 
 
 def sandbox() -> Sandbox:

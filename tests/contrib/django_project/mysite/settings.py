@@ -29,6 +29,8 @@ if os.environ.get("PROJECT_BACKPORT"):
     INSTALLED_APPS += ["django_tasks", "mail"]
 elif django.VERSION >= (6,):
     INSTALLED_APPS.append("mail")
+if os.environ.get("PROJECT_WITHOUT_SHOP"):
+    INSTALLED_APPS = ["horsies.contrib.django"]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

@@ -4,10 +4,17 @@ import os
 from django.apps import apps
 from django.db import connection, transaction
 
-from horsies import RetryPolicy, TaskError, TaskResult
+from horsies import RetryPolicy, TaskError, TaskResult, current_task
 from horsies.contrib.django import app, task
 
 QUEUE = "default" if len(app.config.queues) > 1 else None
+
+
+if os.environ.get("PROJECT_HOOK"):
+
+    @app.on_child_start
+    def leave_open_at_start() -> None:
+        transaction.atomic().__enter__()
 
 
 def orders():
@@ -83,4 +90,12 @@ def describe() -> TaskResult[list[str], TaskError]:
 
 @task("charge", queue_name=QUEUE, sensitive=True)
 def charge(card: str) -> TaskResult[str, TaskError]:
+    current_task().progress(0.5, f"card {card}")
+    if card == "4711":
+        return TaskResult(err=TaskError(error_code="DECLINED", message=f"card {card}"))
     return TaskResult(ok=card)
+
+
+@task("refuse", queue_name=QUEUE)
+def refuse(card: str) -> TaskResult[str, TaskError]:
+    return TaskResult(err=TaskError(error_code="DECLINED", message=f"card {card}"))

@@ -6,6 +6,7 @@ import asyncio
 import httpx
 from django.contrib.auth.models import Permission, User
 from django.core.asgi import get_asgi_application
+from django.db import connection
 from django.test import TestCase, TransactionTestCase
 from django.urls import reverse
 
@@ -60,6 +61,41 @@ class Admin(TestCase):
         shown = self.client.get(reverse("admin:horsies_taskrecord_change", args=[handle.task_id]))
         assert "hidden" in text_of(shown)
         assert "4242" not in text_of(shown)
+
+    def test_the_progress_of_sensitive_tasks_is_hidden_and_that_of_others_is_shown(self):
+        self.client.force_login(self.viewer)
+        for task, is_shown in ((tasks.charge, False), (tasks.place, True)):
+            handle = task.send("4242")
+            with connection.cursor() as cursor:  # as their workers do
+                report = 'update horsies.tasks set progress = \'{"message": "half of it"}\' where id = %s'
+                cursor.execute(report, [handle.task_id])
+            shown = self.client.get(reverse("admin:horsies_taskrecord_change", args=[handle.task_id]))
+            assert ("half of it" in text_of(shown)) is is_shown
+
+    def test_the_error_of_a_workflow_hides_what_a_sensitive_task_says(self):
+        self.client.force_login(self.viewer)
+        for node, is_shown in ((tasks.charge.node()("4711"), False), (tasks.refuse.node()("4711"), True)):
+            handle = app.workflow("charging", [node]).start()
+            drain()
+            shown = text_of(self.client.get(reverse("admin:horsies_workflowrecord_change", args=[handle.workflow_id])))
+            assert "DECLINED" in shown
+            assert ("card 4711" in shown) is is_shown
+
+    def test_an_operator_pauses_workflows(self):
+        self.client.force_login(self.operator)
+        ids = [app.workflow("placing", [tasks.place.node()("a")]).start().workflow_id for _ in range(2)]
+        data = {"action": "pause_workflow", "_selected_action": ids}
+        for changed in (2, 0):
+            shown = self.client.post(reverse("admin:horsies_workflowrecord_changelist"), data, follow=True)
+            assert f"Pause selected workflows: {changed} of 2." in text_of(shown)
+        assert {entry.action for entry in app.ops.list_audit()} == {"pause workflow"}
+
+    def test_columns_without_an_index_do_not_sort(self):
+        self.client.force_login(self.viewer)
+        tasks.confirm.send(7)
+        shown = text_of(self.page("taskrecord"))
+        assert "sortable column-id" in shown
+        assert "sortable column-task_name" not in shown
 
     def test_strangers_see_nothing(self):
         self.client.force_login(make_user("stranger"))

@@ -1,12 +1,11 @@
 """`manage.py horsies …`: all commands of the command line, with the app of the project."""
 
-# pyright: basic
-# (Django comes without types)
-
 import os
+import sys
 from argparse import ArgumentParser
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from horsies.cli.main import main
@@ -25,7 +24,10 @@ class Command(BaseCommand):
         parser.add_argument("--settings")
         parser.add_argument("--pythonpath")
         _known, arguments = parser.parse_known_args(argv[2:])
-        self._run(arguments, f"{os.path.basename(argv[0])} {argv[1]}")  # noqa: PTH119 - a name
+        try:
+            self._run(arguments, f"{os.path.basename(argv[0])} {argv[1]}")  # noqa: PTH119 - a name
+        except CommandError as error:
+            sys.exit(f"Error: {error}")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("arguments", nargs="*")
@@ -39,7 +41,10 @@ class Command(BaseCommand):
                 raise CommandError(f"horsies {' '.join(arguments)} failed", returncode=int(exit_.code)) from exit_
 
     def _run(self, arguments: list[str], name: str) -> None:
-        from horsies.contrib.django import project  # noqa: F401, PLC0415 - it is loaded: so the worker starts its fork server as a new process
-
+        try:
+            # It stays loaded, so the worker starts its fork server as a new process.
+            from horsies.contrib.django import project  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport]
+        except ImproperlyConfigured as error:
+            raise CommandError(error) from error
         os.environ["HORSIES_APP"] = LOCATOR
         main(arguments, prog_name=name)
