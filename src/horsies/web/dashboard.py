@@ -66,6 +66,7 @@ POOL_SIZE: Final = 8
 MAX_FORM: Final = 256 * 1024  # bytes
 MAX_FIELDS: Final = 2_000
 FORM_TIMEOUT_S: Final = 10.0  # to receive a form
+REFUSED_FORM_TIMEOUT_S: Final = 1.0  # the same for one that was refused before it was read
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
 MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
@@ -187,6 +188,7 @@ class Dashboard:
         scope = self._prepare_scope(scope)
         request = Request(scope)
         has_unread_body = _has_body(request) and scope.get("http_version", "1.1").startswith("1")
+        is_small_form = request.method == "POST" and 0 < _declared_size(request) <= MAX_FORM
 
         async def receive_body() -> Message:
             nonlocal has_unread_body
@@ -194,14 +196,17 @@ class Dashboard:
             has_unread_body = has_unread_body and message.get("more_body", False)
             return message
 
+        async def receive_rest() -> None:
+            """Otherwise a client that still sends would get a reset connection instead of the answer."""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSED_FORM_TIMEOUT_S):
+                    while has_unread_body and is_small_form:
+                        await receive_body()
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
-                if has_unread_body:  # the rest is not read, so the connection cannot be used again
-                    headers["Connection"] = "close"
+                await receive_rest()
+                _set_headers(message, closes=has_unread_body)  # what is not read is in the way of another request
             await send(message)
 
         answer = self._router if (refusal := self._refusal(request)) is None else refusal
@@ -210,8 +215,7 @@ class Dashboard:
     def _prepare_scope(self, scope: Scope) -> Scope:
         """Return the scope of a request with what a trusted proxy says of it, and a path that begins with a slash below the prefix."""
         scope = dict(scope)
-        if scope["path"] == scope.get("root_path"):
-            scope["path"] += "/"
+        scope["path"] = _full_path(scope["path"], scope.get("root_path", ""))
         peer = scope["client"][0] if scope.get("client") else None
         if is_in(peer, self._proxies):
             headers = Headers(scope=scope)
@@ -560,6 +564,24 @@ class Dashboard:
         return response
 
 
+def _set_headers(message: Message, *, closes: bool) -> None:
+    headers = MutableHeaders(scope=message)
+    headers.update(HEADERS)
+    headers.setdefault("Cache-Control", "no-store")
+    if closes:
+        headers["Connection"] = "close"
+
+
+def _full_path(path: str, root_path: str) -> str:
+    """Return the path with the whole prefix. Of that of `FastAPI(root_path=...)`, which a proxy has removed, only `root_path` has it."""
+    prefix = root_path.rstrip("/")
+    if not f"{path}/".startswith(f"{prefix}/"):
+        mounts = ("/" + "/".join(prefix.split("/")[first:]) for first in range(2, prefix.count("/") + 1))
+        mount = next((mount for mount in mounts if f"{path}/".startswith(f"{mount}/")), "")
+        path = prefix.removesuffix(mount) + path if mount else path
+    return f"{path}/" if path == prefix else path
+
+
 async def _not_found(_view: View) -> Response:
     raise HTTPException(404)
 
@@ -595,11 +617,15 @@ async def _read_form(request: Request) -> Form | Response:
         return PlainTextResponse("The form cannot be read.", 400)
 
 
+def _declared_size(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length[:19]) if length.isdecimal() else 0
+
+
 async def _read_body(request: Request) -> bytes:
     """Read the body while it is small enough."""
-    with suppress(ValueError):
-        if int(request.headers.get("content-length", "0")) > MAX_FORM:
-            raise _TooLargeError
+    if _declared_size(request) > MAX_FORM:
+        raise _TooLargeError
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
