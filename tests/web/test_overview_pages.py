@@ -290,6 +290,13 @@ async def test_the_keyboard(filled: Everything, serve: Serve, page: Page) -> Non
         await page.keyboard.press("k")
         await page.wait_for_url(f"{address}/workers")
         await expect(page.locator("nav [aria-current=page]")).to_have_text("Workers")
+        await page.goto(address)
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        finding = page.locator(".finding").nth(1)
+        await expect(finding.locator("summary")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(finding.locator(".fix")).to_be_visible()
 
 
 async def test_the_theme_is_remembered_and_the_menu_opens(

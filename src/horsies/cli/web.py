@@ -78,6 +78,9 @@ _server_options = all_of(
     "--payloads", type=click.Choice(["show", "mask", "hide"]), default="show", show_default=True,
     help="Show arguments, results and data of errors, only their shape, or nothing of them.",
 )  # fmt: skip
+@click.option(
+    "--trace-url", metavar="URL", help="Where traces are shown, such as https://jaeger.example/trace/{trace_id}."
+)
 @logging_options
 @report_errors
 def serve(
@@ -86,6 +89,7 @@ def serve(
     database_url: str | None,
     schema: str | None,
     payloads: Any,
+    trace_url: str | None,
     loglevel: str,
     log_format: str,
     **options: Any,
@@ -123,6 +127,7 @@ def serve(
             authorize=header,
             credentials=credentials,
             payloads=payloads,
+            trace_url=trace_url,
             proxies=options["proxies"],
             allowed_hosts=options["allowed_hosts"],
         )

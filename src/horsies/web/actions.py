@@ -24,7 +24,7 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from horsies.model.errors import ConfigError, HorsiesError
+from horsies.model.errors import HorsiesError
 from horsies.model.status import TaskStatus
 from horsies.model.text import plural
 from horsies.ops.api import CHANGES, Ops
@@ -151,10 +151,7 @@ async def set_queue_cap(view: View, form: Form) -> Flash:
     name, text = form.one("name"), (form.optional("cap") or "").strip()
     if text and not re.fullmatch(r"[0-9]{1,9}", text):
         raise FormError("the cap is not a number")
-    try:
-        await view.ops.set_queue_cap_async(name, int(text) if text else None)
-    except ValueError as error:
-        raise FormError(str(error)) from error
+    await view.ops.set_queue_cap_async(name, int(text) if text else None)
     if not text:
         return Flash("success", f"Queue {name} has the cap of each app again.")
     return Flash("success", f"At most {text} tasks of queue {name} are in flight from now on.")
@@ -178,15 +175,6 @@ async def run_schedule(view: View, form: Form) -> Flash:
     """`name`."""
     task_id = await view.ops.run_schedule_async(form.one("name"))
     return _changed(task_id is not None, f"Task {task_id} was sent.", "There is no such schedule.")
-
-
-async def remove_schedule(view: View, form: Form) -> Flash:
-    """`name`."""
-    try:
-        found = await view.ops.remove_schedule_async(form.one("name"))
-    except ConfigError as error:
-        raise FormError(str(error)) from error
-    return _changed(found, "The schedule is removed.", "There is no such schedule.")
 
 
 class Jobs:
@@ -345,5 +333,5 @@ ACTIONS: Sequence[Action] = (
     _change("pause-schedule", "name", lambda ops: ops.pause_schedule_async, "The schedule is paused.", "It does not exist."),
     _change("resume-schedule", "name", lambda ops: ops.resume_schedule_async, "The schedule is resumed.", "It does not exist."),
     Action("run-schedule", run_schedule),
-    Action("remove-schedule", remove_schedule),
+    _change("remove-schedule", "name", lambda ops: ops.remove_schedule_async, "The schedule is removed.", "There is no such schedule."),
 )  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -69,6 +70,7 @@ FORM_TIMEOUT_S: Final = 10.0  # to receive a form
 REFUSED_FORM_TIMEOUT_S: Final = 1.0  # the same for one that was refused before it was read
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
 MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
+TRACE_URL: Final = re.compile(r"https?://[^\s{}]+\{trace_id\}[^\s{}]*")
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
 
 CSP: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -100,6 +102,7 @@ def dashboard(
     proxies: Iterable[str] = (),
     allowed_hosts: Iterable[str] = (),
     secret: str | None = None,
+    trace_url: str | None = None,
 ) -> Dashboard:
     """Make the dashboard of an app: an ASGI application, to mount under any prefix or to serve alone.
 
@@ -109,18 +112,22 @@ def dashboard(
 
     `payloads` shows, masks or hides arguments, results and data of errors. `proxies` are addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
     `allowed_hosts`: the names that the Host header may have, if given. `secret` signs the tokens of forms; give it, or set $HORSIES_WEB_SECRET, if
-    several processes serve one dashboard.
+    several processes serve one dashboard. `trace_url` is where traces are shown, such as `https://jaeger.example/trace/{trace_id}`.
     """
     if authorize is not None and credentials:
         raise ValueError("give authorize or credentials: one of them decides who may use the dashboard")
     if payloads not in {"show", "mask", "hide"}:
         raise ValueError(f"payloads is 'show', 'mask' or 'hide', not {payloads!r}")
+    if trace_url is not None and not TRACE_URL.fullmatch(trace_url):
+        raise ValueError(
+            f"trace_url is an address with {{trace_id}}, such as https://jaeger.example/trace/{{trace_id}}, not {trace_url!r}"
+        )
     secret = secret or os.environ.get("HORSIES_WEB_SECRET")
     if secret and len(secret) < 32:  # noqa: PLR2004 - what secrets.token_hex(16) has
         raise ValueError("secret is too short to be one; take secrets.token_hex(32)")
     return Dashboard(
         app,
-        Renderer(app.name, payloads, FILTERS),
+        Renderer(app.name, payloads, FILTERS, trace_url),
         authorize=authorize,
         credentials=Credentials(credentials) if credentials else None,
         proxies=parse_networks(proxies),
