@@ -688,6 +688,29 @@ async def test_links_have_the_prefix_that_a_proxy_has_removed(
     await made.close()
 
 
+@pytest.mark.parametrize("prefix", ["/ops", "/a/b"])
+async def test_a_proxy_may_remove_the_prefix_or_pass_it_on(app: Horsies, prefix: str) -> None:
+    """uvicorn adds its `root_path` to each path. A prefix that came twice would be a page that does not exist, and a login that leads to itself."""
+    async with (
+        serving(dashboard(app, authorize=operator), root_path=prefix) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        for path, title in (("/queues", "Queues"), (f"{prefix}/queues", "Queues"), ("/", "Overview"), (f"{prefix}/", "Overview"), (prefix, "Overview")):  # fmt: skip
+            page = await client.get(path)
+            assert (page.status_code, f"<h1>{title}</h1>" in page.text) == (200, True), path
+            assert f'href="{prefix}/queues"' in page.text
+        assert (await client.get("/nothing")).status_code == 404
+
+
+async def test_a_prefix_that_is_called_like_a_page_is_removed(app: Horsies) -> None:
+    async with (
+        serving(dashboard(app, authorize=operator), root_path="/tasks") as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        for path, title in (("/", "Overview"), ("/tasks", "Tasks"), ("/queues", "Queues")):
+            assert f"<h1>{title}</h1>" in (await client.get(path)).text
+
+
 async def test_a_prefix_is_not_taken_from_a_header(visit: Any) -> None:
     visitor = await visit(authorize=operator)
     forged = (

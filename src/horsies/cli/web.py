@@ -64,7 +64,7 @@ _server_options = all_of(
     click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve. Other than loopback needs authentication."),
     click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="The port; 0 takes a free one."),
     click.option("--any-port", is_flag=True, hidden=True, help="If the port is taken, take a free one."),
-    click.option("--root-path", default="", metavar="/PREFIX", help="The prefix that a proxy removes from paths before it passes them on."),
+    click.option("--root-path", default="", metavar="/PREFIX", help="The prefix below which a proxy serves it."),
     click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), help="Serve https, with this certificate."),
     click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), help="The key of the certificate."),
 )  # fmt: skip

@@ -160,9 +160,8 @@ async def set_queue_cap(view: View, form: Form) -> Flash:
 async def leave_worker(view: View, form: Form) -> Flash:
     """`id`."""
     found = await view.ops.request_leave_async([form.one("id")])
-    if not any(found.values()):
-        return Flash("error", "This worker is not registered any more.")
-    return Flash("success", "The worker was asked to leave: it finishes its tasks and exits.")
+    asked = "The worker was asked to leave: it finishes its tasks and exits."
+    return _changed(any(found.values()), asked, "This worker is not registered any more.")
 
 
 async def ping_worker(view: View, form: Form) -> Flash:

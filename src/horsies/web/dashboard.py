@@ -222,7 +222,7 @@ class Dashboard:
     def _prepare_scope(self, scope: Scope) -> Scope:
         """Return the scope of a request with what a trusted proxy says of it, and a path that begins with a slash below the prefix."""
         scope = dict(scope)
-        scope["path"] = _full_path(scope["path"], scope.get("root_path", ""))
+        scope["path"] = self._full_path(scope["path"], scope.get("root_path", "").rstrip("/"))
         peer = scope["client"][0] if scope.get("client") else None
         if is_in(peer, self._proxies):
             headers = Headers(scope=scope)
@@ -233,6 +233,21 @@ class Dashboard:
             if headers.get("x-forwarded-proto") in {"http", "https"}:
                 scope["scheme"] = headers["x-forwarded-proto"]
         return scope
+
+    def _full_path(self, path: str, prefix: str) -> str:
+        """Return the path with the whole prefix, once: `FastAPI(root_path=...)` is not in the path, and uvicorn adds its own to all paths."""
+        parts = prefix.split("/")
+        if (
+            prefix
+            and f"{path}/".startswith(f"{prefix}{prefix}/")
+            and all(parts[1:2] != each.path.split("/")[1:2] for each in self.routes)
+        ):
+            path = path.removeprefix(prefix)
+        elif not f"{path}/".startswith(f"{prefix}/"):
+            mounts = ("/" + "/".join(parts[first:]) for first in range(2, len(parts)))
+            mount = next((mount for mount in mounts if f"{path}/".startswith(f"{mount}/")), "")
+            path = prefix.removesuffix(mount) + path if mount else path
+        return f"{path}/" if path == prefix else path
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request of which nothing else is looked at."""
@@ -577,16 +592,6 @@ def _set_headers(message: Message, *, closes: bool) -> None:
     headers.setdefault("Cache-Control", "no-store")
     if closes:
         headers["Connection"] = "close"
-
-
-def _full_path(path: str, root_path: str) -> str:
-    """Return the path with the whole prefix. Of that of `FastAPI(root_path=...)`, which a proxy has removed, only `root_path` has it."""
-    prefix = root_path.rstrip("/")
-    if not f"{path}/".startswith(f"{prefix}/"):
-        mounts = ("/" + "/".join(prefix.split("/")[first:]) for first in range(2, prefix.count("/") + 1))
-        mount = next((mount for mount in mounts if f"{path}/".startswith(f"{mount}/")), "")
-        path = prefix.removesuffix(mount) + path if mount else path
-    return f"{path}/" if path == prefix else path
 
 
 async def _not_found(_view: View) -> Response:
