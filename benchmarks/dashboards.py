@@ -40,7 +40,7 @@ from tests.fixtures.web import free_port
 
 LIMIT_SHARE = 0.05
 OVERVIEWS, OTHERS = 30, 20
-STREAMS_OF_SESSION = 10
+STREAMS_OF_SESSION = 5
 ROUNDS, QUICK_ROUNDS = 3, 1
 COUNTS: dict[Prefetch, int] = {"auto": 300_000, 0: 60_000}
 TIMEOUT_S = 600

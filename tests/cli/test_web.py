@@ -101,6 +101,8 @@ def test_a_file_that_cannot_be_used_is_an_error(cli: Cli, tmp_path: Path, conten
         (["--root-path", "/a b"], "--root-path is a path"),
         (["--port", "70000"], "--port"),
         (["--payloads", "some"], "--payloads"),
+        (["--trace-url", "https://jaeger.example/trace/"], "{trace_id}"),
+        (["--trace-url", "javascript:alert('{trace_id}')"], "{trace_id}"),
     ],
 )
 def test_wrong_options_are_explained(cli: Cli, words: list[str], problem: str) -> None:

@@ -92,6 +92,7 @@ def errors_of(caplog: pytest.LogCaptureFixture) -> Sequence[str]:
     return [f"{record.getMessage()} {record.exc_text}" for record in caplog.records if record.levelname == "ERROR"]
 
 
+@pytest.mark.timeout(180)  # 600 pages
 async def test_hostile_texts_break_no_page_and_no_stream(
     everything: Everything, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,6 +113,7 @@ async def test_hostile_texts_break_no_page_and_no_stream(
         assert not re.search(r'(?:href|src|action)="\s*javascript:', page), path
 
 
+@pytest.mark.timeout(180)  # 500 pages
 async def test_hostile_parameters_are_errors_of_the_client_at_most(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

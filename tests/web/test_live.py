@@ -200,7 +200,16 @@ async def test_many_topics_leave_connections_for_pages(app: Horsies, monkeypatch
         httpx.AsyncClient(base_url=address, timeout=30) as client,
         AsyncExitStack() as stack,
     ):
-        streams = [await stack.enter_async_context(watching(client, f"/live/slow?id={number}")) for number in range(15)]
+        streams = [
+            await stack.enter_async_context(
+                watching(
+                    client,
+                    f"/live/slow?id={number}",
+                    headers={"Cookie": f"horsies_session_{client.base_url.port}={number:043}"},
+                )
+            )
+            for number in range(15)
+        ]
         for stream in streams:
             await stream.until("event: state")
     assert 1 < most <= live.MAX_READS < module.POOL_SIZE

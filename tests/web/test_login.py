@@ -121,6 +121,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.timeout(180)  # it is the number that makes it slow
 async def test_of_10_000_tries_few_are_looked_at_and_others_still_get_in(make: Make) -> None:
     made = make()
     async with from_address(made) as attacker, from_address(made, "198.51.100.1") as alice:

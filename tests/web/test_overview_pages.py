@@ -1,5 +1,6 @@
 """The overview, the queues, the workers, the doctor and the audit, and what all pages share, in a real browser."""
 
+import asyncio
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from starlette.requests import Request
 from horsies.doctor.findings import TargetKind
 from horsies.web import Role, User
 from horsies.web.filters import age
+from horsies.web.live import MAX_STREAMS_OF_SESSION
 from horsies.web.overview_pages import FINDINGS
 from horsies.web.security import Credential, hash_password
 from tests.fixtures.browsers import IN_BROWSER, NewContext, PageErrors, accessibility_problems, page_problems
@@ -141,6 +143,53 @@ async def test_an_open_page_follows_and_leaves_the_reader_alone(
     await expect(page.locator("#live")).to_have_text("Not live")
 
 
+async def until(page: Page, predicate: str) -> None:
+    """`page.wait_for_function` would need `eval`, which the policy forbids."""
+    async with asyncio.timeout(15):
+        while not await page.evaluate(predicate):  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.05)
+
+
+async def test_many_open_pages_leave_the_browser_a_connection(
+    database: str, serve: Serve, new_context: NewContext, errors: PageErrors
+) -> None:
+    """A browser has six connections to a server for all its pages. If streams had all of them, no page would load any more."""
+    errors.allow("503")
+    context = await new_context()
+    async with serve(database) as address:
+        pages = [await context.new_page() for _ in range(8)]
+        for number, page in enumerate(pages):
+            await page.goto(f"{address}/queues")
+            if number < MAX_STREAMS_OF_SESSION:
+                await until(page, "streams[0].source?.readyState === EventSource.OPEN")
+            else:
+                await expect(page.locator("#live")).to_have_text("Not live")
+        await expect(pages[-1].locator("#outage")).to_contain_text("too many pages")
+        for page in pages[:3]:
+            await page.close()
+        await expect(pages[-1].locator("#live")).to_have_text("Live", timeout=15_000)
+
+
+async def test_a_page_that_nobody_sees_has_no_stream(database: str, serve: Serve, new_context: NewContext) -> None:
+    """Such as those that were opened by the middle button of a mouse."""
+    context = await new_context()
+    await context.add_init_script(
+        "window.isSeen = false; Object.defineProperty(document, 'hidden', {get: () => !isSeen});"
+        "window.see = (is) => { isSeen = is; document.dispatchEvent(new Event('visibilitychange')) }"
+    )
+    is_open = "streams.some((stream) => stream.source)"
+    async with serve(database) as address:
+        pages = [await context.new_page() for _ in range(8)]
+        for page in pages:
+            await page.goto(f"{address}/queues")
+            assert not await page.evaluate(is_open)
+        page = pages[0]
+        await page.evaluate("see(true)")
+        await until(page, "streams[0].source?.readyState === EventSource.OPEN")
+        await page.evaluate("see(false)")
+        await until(page, f"!{is_open}")
+
+
 async def test_nothing_moves_when_a_page_becomes_live(
     filled: Everything, serve: Serve, new_context: NewContext
 ) -> None:
@@ -241,6 +290,13 @@ async def test_the_keyboard(filled: Everything, serve: Serve, page: Page) -> Non
         await page.keyboard.press("k")
         await page.wait_for_url(f"{address}/workers")
         await expect(page.locator("nav [aria-current=page]")).to_have_text("Workers")
+        await page.goto(address)
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        finding = page.locator(".finding").nth(1)
+        await expect(finding.locator("summary")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(finding.locator(".fix")).to_be_visible()
 
 
 async def test_the_theme_is_remembered_and_the_menu_opens(
@@ -277,15 +333,44 @@ async def test_buttons_of_rows_are_not_beyond_the_edge(
     add_failure(sql, now, name, "payments", {}, "BANK_DOWN", "the bank does not answer, so nothing is known of it")
     rows = {"/queues": "Resume", "/errors": "Retry all…"}
     async with serve(database) as address:
-        for size, paths in ((LAPTOP, ["/queues", "/errors"]), (PHONE, ["/errors"])):
+        for size, paths in ((LAPTOP, ["/queues", "/errors"]), (PHONE, ["/queues", "/errors"])):
             page = await (await new_context(viewport=size)).new_page()
             for path in paths:
                 await page.goto(address + path)
                 await expect(page.locator("tbody").get_by_text(rows[path])).to_be_in_viewport(ratio=1)
-        page = await (await new_context(viewport=LAPTOP)).new_page()
-        await page.goto(f"{address}/tasks")
-        table = page.locator(".scroll", has=page.locator("table.tasks"))
-        assert await table.evaluate("(each) => each.scrollWidth <= each.clientWidth")
+        for size in (LAPTOP, PHONE):
+            page = await (await new_context(viewport=size)).new_page()
+            await page.goto(f"{address}/tasks")
+            table = page.locator(".scroll", has=page.locator("table.tasks"))
+            assert await table.evaluate("(each) => each.scrollWidth <= each.clientWidth")
+            await table.scroll_into_view_if_needed()
+            for text in (name, "FAILED", "BANK_DOWN"):
+                await expect(table.get_by_text(text).first).to_be_in_viewport(ratio=1)
+
+
+async def test_what_a_worker_runs_is_in_the_list_of_running_tasks(
+    filled: Everything, serve: Serve, new_context: NewContext
+) -> None:
+    async with serve(filled.database_url) as address:
+        page = await (await new_context(viewport=PHONE)).new_page()
+        await page.goto(address)
+        await page.get_by_role("link", name="Running tasks").click()
+        row = page.locator(f"tr[data-key='{filled.tasks['long_running']}']")
+        await expect(row).to_contain_text("1 of 1")
+        await row.locator("a[href*='/workers/']").click()
+        await page.wait_for_url(re.compile(f"/workers/{filled.workers['live']}$"))
+
+
+async def test_texts_of_narrow_tables_are_not_broken_within_words(
+    filled: Everything, serve: Serve, new_context: NewContext
+) -> None:
+    async with serve(filled.database_url) as address:
+        page = await (await new_context(viewport=PHONE)).new_page()
+        for path in ("/audit", f"/workers/{filled.workers['dead']}"):
+            await page.goto(address + path)
+            cells = page.locator("td.text:not(:empty)")
+            widths = await cells.evaluate_all("all => all.map((each) => each.getBoundingClientRect().width)")
+            assert min(widths) >= 160, path
 
 
 async def test_a_queue_is_paused_capped_and_emptied(

@@ -337,6 +337,45 @@ async def test_a_form_that_arrives_slowly_is_given_up(visit: Any, monkeypatch: p
     assert "connection: close" in answer.lower()
 
 
+async def test_a_small_form_that_is_refused_gets_its_answer_and_not_a_reset(
+    visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients send the head of a request first, and lose the answer if the connection is closed before they have sent the rest."""
+    monkeypatch.setattr(import_module("horsies.web.dashboard"), "REFUSED_FORM_TIMEOUT_S", 20.0)
+    visitor = await visit()
+    reader, writer = await asyncio.open_connection("127.0.0.1", visitor.client.base_url.port)
+    for head, status in (
+        ("POST /login", b"415"),
+        ("POST /nothing", b"405"),
+        ("POST /login", b"415"),
+    ):
+        writer.write(
+            f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\n".encode()
+        )
+        await writer.drain()
+        writer.write(b"name=x")
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", answer)
+            assert length
+            await reader.readexactly(int(length[1]))
+        assert answer.split(b" ", 2)[1] == status
+        assert b"connection: close" not in answer.lower(), "the next request uses it, too"
+    writer.close()
+
+
+async def test_a_small_form_that_is_refused_and_does_not_arrive_is_given_up(
+    visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("horsies.web.dashboard"), "REFUSED_FORM_TIMEOUT_S", 0.1)
+    visitor = await visit()
+    status, answer = await request_raw(
+        visitor, "POST /login HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 6", b"na"
+    )
+    assert status == 415
+    assert "connection: close" in answer.lower()
+
+
 async def test_a_body_that_is_not_read_closes_the_connection(visit: Any) -> None:
     """Otherwise the server would read it to the end, whatever its size."""
     visitor = await visit()
@@ -615,6 +654,61 @@ async def test_under_a_prefix_all_links_stay_in_it(app: Horsies, prefix: str) ->
         assert answer.headers["location"] == f"{prefix}/"
         assert f"Path={prefix};" in answer.headers["set-cookie"]
     await made.close()
+
+
+@pytest.mark.parametrize(
+    ("root_path", "mount", "path"),
+    [
+        ("", "/horsies", "/horsies/queues"),
+        ("/shop", "/horsies", "/shop/horsies/queues"),  # a server that was given the prefix
+        ("/shop", "/horsies", "/horsies/queues"),  # FastAPI(root_path="/shop") behind a proxy that removes the prefix
+        ("/shop/eu", "/a/b", "/a/b/queues"),
+        ("/a", "/a/b", "/a/a/b/queues"),
+        ("/horsies/eu", "/horsies", "/horsies/queues"),
+        ("/shop", "", "/queues"),
+    ],
+)
+async def test_links_have_the_prefix_that_a_proxy_has_removed(
+    app: Horsies, root_path: str, mount: str, path: str
+) -> None:
+    made = dashboard(app, authorize=operator)
+    transport = httpx.ASGITransport(Starlette(routes=[Mount(mount, app=made)]) if mount else made, root_path=root_path)
+    prefix = root_path + mount
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
+        page = await client.get(path)
+        assert (page.status_code, "<h1>Queues</h1>" in page.text) == (200, True)
+        links = re.findall(r'(?:href|src|action|formaction|data-stream)="([^"]*)"', page.text)
+        assert f"{prefix}/live/queues" in links
+        assert all(link.startswith((f"{prefix}/", "#")) for link in links), links
+        assert 'name="back" value="/queues"' in page.text
+        form = {"name": "mail", "csrf": re.findall(r'name="csrf" value="([^"]+)"', page.text)[0], "back": "/queues"}
+        client.cookies.set(*page.headers["set-cookie"].partition(";")[0].split("=", 1))
+        done = await client.post(path.replace("/queues", "/actions/pause-queue"), data=form)
+        assert (done.status_code, done.headers["location"]) == (303, f"{prefix}/queues")
+    await made.close()
+
+
+@pytest.mark.parametrize("prefix", ["/ops", "/a/b"])
+async def test_a_proxy_may_remove_the_prefix_or_pass_it_on(app: Horsies, prefix: str) -> None:
+    """uvicorn adds its `root_path` to each path. A prefix that came twice would be a page that does not exist, and a login that leads to itself."""
+    async with (
+        serving(dashboard(app, authorize=operator), root_path=prefix) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        for path, title in (("/queues", "Queues"), (f"{prefix}/queues", "Queues"), ("/", "Overview"), (f"{prefix}/", "Overview"), (prefix, "Overview")):  # fmt: skip
+            page = await client.get(path)
+            assert (page.status_code, f"<h1>{title}</h1>" in page.text) == (200, True), path
+            assert f'href="{prefix}/queues"' in page.text
+        assert (await client.get("/nothing")).status_code == 404
+
+
+async def test_a_prefix_that_is_called_like_a_page_is_removed(app: Horsies) -> None:
+    async with (
+        serving(dashboard(app, authorize=operator), root_path="/tasks") as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        for path, title in (("/", "Overview"), ("/tasks", "Tasks"), ("/queues", "Queues")):
+            assert f"<h1>{title}</h1>" in (await client.get(path)).text
 
 
 async def test_a_prefix_is_not_taken_from_a_header(visit: Any) -> None:

@@ -461,9 +461,10 @@ async def test_a_task_page_names_what_belongs_to_it(sql: psycopg.Connection, vis
         "insert into horsies.attempt_logs (task_id, claim_no, attempt, records, left_out) values (%s, 1, 1, %s, 6)",
         [task_id, records],
     )
-    text = html.unescape((await (await visit()).get(f"/tasks/{task_id}")).text)
+    page = await (await visit(trace_url="https://jaeger.example/trace/{trace_id}?tab=spans")).get(f"/tasks/{task_id}")
+    text = html.unescape(page.text)
     for expected in (
-        trace,
+        f'href="https://jaeger.example/trace/{trace}?tab=spans"',
         "night/ly",
         'File "shop.py", line 7',
         '"order": [',

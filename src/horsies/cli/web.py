@@ -64,7 +64,7 @@ _server_options = all_of(
     click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve. Other than loopback needs authentication."),
     click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="The port; 0 takes a free one."),
     click.option("--any-port", is_flag=True, hidden=True, help="If the port is taken, take a free one."),
-    click.option("--root-path", default="", metavar="/PREFIX", help="The prefix that a proxy removes from paths before it passes them on."),
+    click.option("--root-path", default="", metavar="/PREFIX", help="The prefix below which a proxy serves it."),
     click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), help="Serve https, with this certificate."),
     click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), help="The key of the certificate."),
 )  # fmt: skip
@@ -78,6 +78,9 @@ _server_options = all_of(
     "--payloads", type=click.Choice(["show", "mask", "hide"]), default="show", show_default=True,
     help="Show arguments, results and data of errors, only their shape, or nothing of them.",
 )  # fmt: skip
+@click.option(
+    "--trace-url", metavar="URL", help="Where traces are shown, such as https://jaeger.example/trace/{trace_id}."
+)
 @logging_options
 @report_errors
 def serve(
@@ -86,6 +89,7 @@ def serve(
     database_url: str | None,
     schema: str | None,
     payloads: Any,
+    trace_url: str | None,
     loglevel: str,
     log_format: str,
     **options: Any,
@@ -123,6 +127,7 @@ def serve(
             authorize=header,
             credentials=credentials,
             payloads=payloads,
+            trace_url=trace_url,
             proxies=options["proxies"],
             allowed_hosts=options["allowed_hosts"],
         )

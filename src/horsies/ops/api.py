@@ -431,7 +431,7 @@ class Ops:
 
         `again` repeats a request whose notification may be lost; the audit has only the first one.
         """
-        ids = list(worker_ids)
+        ids = [to_worker_id(worker_id) for worker_id in worker_ids]
         verb: Verb[Mapping[str, datetime]] = partial(inspect.request_heartbeat, ids)
         return verb if again else audited(self.actor, "ping workers", ", ".join(ids), verb, len)
 
@@ -440,7 +440,7 @@ class Ops:
     @operation
     def get_heartbeats(self, worker_ids: Sequence[str]) -> Verb[Mapping[str, datetime]]:
         """Read when the last heartbeats of these workers were, of those that are registered."""
-        return partial(inspect.get_heartbeats, list(worker_ids))
+        return partial(inspect.get_heartbeats, [to_worker_id(worker_id) for worker_id in worker_ids])
 
     get_heartbeats_async = get_heartbeats.for_asyncio
 

@@ -24,7 +24,7 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from horsies.model.errors import ConfigError, HorsiesError
+from horsies.model.errors import HorsiesError
 from horsies.model.status import TaskStatus
 from horsies.model.text import plural
 from horsies.ops.api import CHANGES, Ops
@@ -151,10 +151,7 @@ async def set_queue_cap(view: View, form: Form) -> Flash:
     name, text = form.one("name"), (form.optional("cap") or "").strip()
     if text and not re.fullmatch(r"[0-9]{1,9}", text):
         raise FormError("the cap is not a number")
-    try:
-        await view.ops.set_queue_cap_async(name, int(text) if text else None)
-    except ValueError as error:
-        raise FormError(str(error)) from error
+    await view.ops.set_queue_cap_async(name, int(text) if text else None)
     if not text:
         return Flash("success", f"Queue {name} has the cap of each app again.")
     return Flash("success", f"At most {text} tasks of queue {name} are in flight from now on.")
@@ -163,9 +160,8 @@ async def set_queue_cap(view: View, form: Form) -> Flash:
 async def leave_worker(view: View, form: Form) -> Flash:
     """`id`."""
     found = await view.ops.request_leave_async([form.one("id")])
-    if not any(found.values()):
-        return Flash("error", "This worker is not registered any more.")
-    return Flash("success", "The worker was asked to leave: it finishes its tasks and exits.")
+    asked = "The worker was asked to leave: it finishes its tasks and exits."
+    return _changed(any(found.values()), asked, "This worker is not registered any more.")
 
 
 async def ping_worker(view: View, form: Form) -> Flash:
@@ -174,61 +170,10 @@ async def ping_worker(view: View, form: Form) -> Flash:
     return Flash("info", "A heartbeat was requested.") if found else Flash("error", "This worker is not registered.")
 
 
-async def pause_workflow(view: View, form: Form) -> Flash:
-    """`id`."""
-    return _changed(await view.ops.pause_workflow_async(form.one("id")), "The workflow is paused.", "It does not run.")
-
-
-async def resume_workflow(view: View, form: Form) -> Flash:
-    """`id`."""
-    return _changed(
-        await view.ops.resume_workflow_async(form.one("id")), "The workflow continues.", "It is not paused."
-    )
-
-
-async def cancel_workflow(view: View, form: Form) -> Flash:
-    """`id`."""
-    return _changed(
-        await view.ops.cancel_workflow_async(form.one("id")), "The workflow is cancelled.", "It had ended already."
-    )
-
-
-async def retry_workflow(view: View, form: Form) -> Flash:
-    """`id`."""
-    return _changed(
-        await view.ops.retry_workflow_async(form.one("id")),
-        "What failed or was skipped runs again.",
-        "Nothing in it failed or was skipped.",
-    )
-
-
-async def pause_schedule(view: View, form: Form) -> Flash:
-    """`name`."""
-    return _changed(
-        await view.ops.pause_schedule_async(form.one("name")), "The schedule is paused.", "It does not exist."
-    )
-
-
-async def resume_schedule(view: View, form: Form) -> Flash:
-    """`name`."""
-    return _changed(
-        await view.ops.resume_schedule_async(form.one("name")), "The schedule is resumed.", "It does not exist."
-    )
-
-
 async def run_schedule(view: View, form: Form) -> Flash:
     """`name`."""
     task_id = await view.ops.run_schedule_async(form.one("name"))
     return _changed(task_id is not None, f"Task {task_id} was sent.", "There is no such schedule.")
-
-
-async def remove_schedule(view: View, form: Form) -> Flash:
-    """`name`."""
-    try:
-        found = await view.ops.remove_schedule_async(form.one("name"))
-    except ConfigError as error:
-        raise FormError(str(error)) from error
-    return _changed(found, "The schedule is removed.", "There is no such schedule.")
 
 
 class Jobs:
@@ -350,6 +295,17 @@ class Job:
         return "; ".join(filter(None, [*parts, self.problem]))
 
 
+def _change(
+    name: str, field_name: str, operation: Callable[[Ops], Callable[[str], Awaitable[bool]]], success: str, failure: str
+) -> Action:
+    """Make the action that calls one operation for what the field names."""
+
+    async def act(view: View, form: Form) -> Flash:
+        return _changed(await operation(view.ops)(form.one(field_name)), success, failure)
+
+    return Action(name, act)
+
+
 def _changed(was_changed: bool, success: str, failure: str) -> Flash:  # noqa: FBT001 - what the operation returned
     return Flash("success", success) if was_changed else Flash("error", failure)
 
@@ -369,12 +325,12 @@ ACTIONS: Sequence[Action] = (
     Action("set-queue-cap", set_queue_cap),
     Action("leave-worker", leave_worker),
     Action("ping-worker", ping_worker),
-    Action("pause-workflow", pause_workflow),
-    Action("resume-workflow", resume_workflow),
-    Action("cancel-workflow", cancel_workflow),
-    Action("retry-workflow", retry_workflow),
-    Action("pause-schedule", pause_schedule),
-    Action("resume-schedule", resume_schedule),
+    _change("pause-workflow", "id", lambda ops: ops.pause_workflow_async, "The workflow is paused.", "It does not run."),
+    _change("resume-workflow", "id", lambda ops: ops.resume_workflow_async, "The workflow continues.", "It is not paused."),
+    _change("cancel-workflow", "id", lambda ops: ops.cancel_workflow_async, "The workflow is cancelled.", "It had ended already."),
+    _change("retry-workflow", "id", lambda ops: ops.retry_workflow_async, "What failed or was skipped runs again.", "Nothing in it failed or was skipped."),
+    _change("pause-schedule", "name", lambda ops: ops.pause_schedule_async, "The schedule is paused.", "It does not exist."),
+    _change("resume-schedule", "name", lambda ops: ops.resume_schedule_async, "The schedule is resumed.", "It does not exist."),
     Action("run-schedule", run_schedule),
-    Action("remove-schedule", remove_schedule),
-)
+    _change("remove-schedule", "name", lambda ops: ops.remove_schedule_async, "The schedule is removed.", "There is no such schedule."),
+)  # fmt: skip

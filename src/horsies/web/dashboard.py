@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -66,8 +67,10 @@ POOL_SIZE: Final = 8
 MAX_FORM: Final = 256 * 1024  # bytes
 MAX_FIELDS: Final = 2_000
 FORM_TIMEOUT_S: Final = 10.0  # to receive a form
+REFUSED_FORM_TIMEOUT_S: Final = 1.0  # the same for one that was refused before it was read
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
 MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
+TRACE_URL: Final = re.compile(r"https?://[^\s{}]+\{trace_id\}[^\s{}]*")
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
 
 CSP: Final = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -99,6 +102,7 @@ def dashboard(
     proxies: Iterable[str] = (),
     allowed_hosts: Iterable[str] = (),
     secret: str | None = None,
+    trace_url: str | None = None,
 ) -> Dashboard:
     """Make the dashboard of an app: an ASGI application, to mount under any prefix or to serve alone.
 
@@ -108,18 +112,22 @@ def dashboard(
 
     `payloads` shows, masks or hides arguments, results and data of errors. `proxies` are addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
     `allowed_hosts`: the names that the Host header may have, if given. `secret` signs the tokens of forms; give it, or set $HORSIES_WEB_SECRET, if
-    several processes serve one dashboard.
+    several processes serve one dashboard. `trace_url` is where traces are shown, such as `https://jaeger.example/trace/{trace_id}`.
     """
     if authorize is not None and credentials:
         raise ValueError("give authorize or credentials: one of them decides who may use the dashboard")
     if payloads not in {"show", "mask", "hide"}:
         raise ValueError(f"payloads is 'show', 'mask' or 'hide', not {payloads!r}")
+    if trace_url is not None and not TRACE_URL.fullmatch(trace_url):
+        raise ValueError(
+            f"trace_url is an address with {{trace_id}}, such as https://jaeger.example/trace/{{trace_id}}, not {trace_url!r}"
+        )
     secret = secret or os.environ.get("HORSIES_WEB_SECRET")
     if secret and len(secret) < 32:  # noqa: PLR2004 - what secrets.token_hex(16) has
         raise ValueError("secret is too short to be one; take secrets.token_hex(32)")
     return Dashboard(
         app,
-        Renderer(app.name, payloads, FILTERS),
+        Renderer(app.name, payloads, FILTERS, trace_url),
         authorize=authorize,
         credentials=Credentials(credentials) if credentials else None,
         proxies=parse_networks(proxies),
@@ -187,6 +195,7 @@ class Dashboard:
         scope = self._prepare_scope(scope)
         request = Request(scope)
         has_unread_body = _has_body(request) and scope.get("http_version", "1.1").startswith("1")
+        is_small_form = request.method == "POST" and 0 < _declared_size(request) <= MAX_FORM
 
         async def receive_body() -> Message:
             nonlocal has_unread_body
@@ -194,14 +203,17 @@ class Dashboard:
             has_unread_body = has_unread_body and message.get("more_body", False)
             return message
 
+        async def receive_rest() -> None:
+            """Otherwise a client that still sends would get a reset connection instead of the answer."""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSED_FORM_TIMEOUT_S):
+                    while has_unread_body and is_small_form:
+                        await receive_body()
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
-                if has_unread_body:  # the rest is not read, so the connection cannot be used again
-                    headers["Connection"] = "close"
+                await receive_rest()
+                _set_headers(message, closes=has_unread_body)  # what is not read is in the way of another request
             await send(message)
 
         answer = self._router if (refusal := self._refusal(request)) is None else refusal
@@ -210,8 +222,7 @@ class Dashboard:
     def _prepare_scope(self, scope: Scope) -> Scope:
         """Return the scope of a request with what a trusted proxy says of it, and a path that begins with a slash below the prefix."""
         scope = dict(scope)
-        if scope["path"] == scope.get("root_path"):
-            scope["path"] += "/"
+        scope["path"] = self._full_path(scope["path"], scope.get("root_path", "").rstrip("/"))
         peer = scope["client"][0] if scope.get("client") else None
         if is_in(peer, self._proxies):
             headers = Headers(scope=scope)
@@ -222,6 +233,21 @@ class Dashboard:
             if headers.get("x-forwarded-proto") in {"http", "https"}:
                 scope["scheme"] = headers["x-forwarded-proto"]
         return scope
+
+    def _full_path(self, path: str, prefix: str) -> str:
+        """Return the path with the whole prefix, once: `FastAPI(root_path=...)` is not in the path, and uvicorn adds its own to all paths."""
+        parts = prefix.split("/")
+        if (
+            prefix
+            and f"{path}/".startswith(f"{prefix}{prefix}/")
+            and all(parts[1:2] != each.path.split("/")[1:2] for each in self.routes)
+        ):
+            path = path.removeprefix(prefix)
+        elif not f"{path}/".startswith(f"{prefix}/"):
+            mounts = ("/" + "/".join(parts[first:]) for first in range(2, len(parts)))
+            mount = next((mount for mount in mounts if f"{path}/".startswith(f"{mount}/")), "")
+            path = prefix.removesuffix(mount) + path if mount else path
+        return f"{path}/" if path == prefix else path
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request of which nothing else is looked at."""
@@ -560,6 +586,14 @@ class Dashboard:
         return response
 
 
+def _set_headers(message: Message, *, closes: bool) -> None:
+    headers = MutableHeaders(scope=message)
+    headers.update(HEADERS)
+    headers.setdefault("Cache-Control", "no-store")
+    if closes:
+        headers["Connection"] = "close"
+
+
 async def _not_found(_view: View) -> Response:
     raise HTTPException(404)
 
@@ -595,11 +629,15 @@ async def _read_form(request: Request) -> Form | Response:
         return PlainTextResponse("The form cannot be read.", 400)
 
 
+def _declared_size(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length[:19]) if length.isdecimal() else 0
+
+
 async def _read_body(request: Request) -> bytes:
     """Read the body while it is small enough."""
-    with suppress(ValueError):
-        if int(request.headers.get("content-length", "0")) > MAX_FORM:
-            raise _TooLargeError
+    if _declared_size(request) > MAX_FORM:
+        raise _TooLargeError
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():

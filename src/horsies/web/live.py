@@ -59,7 +59,7 @@ STOP_CHECK_S: Final = 0.5
 MAX_WAITING: Final = 8  # events that one viewer has not read yet
 MAX_STREAMS: Final = 500
 MAX_STREAMS_OF_USER: Final = 100
-MAX_STREAMS_OF_SESSION: Final = 20
+MAX_STREAMS_OF_SESSION: Final = 5  # browsers have six connections to a server, and need one for pages
 MAX_READS: Final = 4  # at a time, so that pages find a free connection, however many topics are open
 RETRY_MS: Final = 2_000  # after which a browser connects again
 

@@ -85,12 +85,8 @@ def _data_of_worst_findings(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 async def show_overview(view: View) -> Response:
-    data, server = await asyncio.gather(read_overview(view.ops, view.query), view.ops.get_server_info_async())
+    data, server = await asyncio.gather(_read_parts(OVERVIEW, view.ops, view.query), view.ops.get_server_info_async())
     return view.render("overview.html", **data, server=server)
-
-
-async def read_overview(ops: Ops, params: Params) -> dict[str, Any]:
-    return await _read_parts(OVERVIEW, ops, params)
 
 
 async def _read_parts(topic: Topic, ops: Ops, params: Params) -> dict[str, Any]:
@@ -215,12 +211,8 @@ async def show_queue(view: View) -> Response:
     if "purge" in view.query:
         filters = TaskFilter(queue_name=name, statuses=[TaskStatus.PENDING, TaskStatus.CLAIMED])
         purge = await view.ops.preview_count_async(filters)
-    data = await read_queue(view.ops, {**view.query, "name": name})
+    data = await _read_parts(QUEUE, view.ops, {**view.query, "name": name})
     return view.render("queue.html", **data, purge=purge)
-
-
-async def read_queue(ops: Ops, params: Params) -> dict[str, Any]:
-    return await _read_parts(QUEUE, ops, params)
 
 
 async def _read_queue_now(ops: Ops, params: Params) -> dict[str, Any]:

@@ -135,7 +135,11 @@ class Renderer:
     """The templates and static files of one dashboard."""
 
     def __init__(
-        self, app_name: str, payloads: Payloads = "show", filters: Mapping[str, Callable[..., Any]] | None = None
+        self,
+        app_name: str,
+        payloads: Payloads = "show",
+        filters: Mapping[str, Callable[..., Any]] | None = None,
+        trace_url: str | None = None,
     ) -> None:
         self.payloads: Payloads = payloads
         self._environment = Environment(
@@ -147,7 +151,12 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters.update(filters or {})
-        self._globals: dict[str, object] = {"app_name": app_name, "payload": self.payload, "now": _now}
+        self._globals: dict[str, object] = {
+            "app_name": app_name,
+            "payload": self.payload,
+            "now": _now,
+            "trace_url": trace_url,
+        }
 
     def render(self, template: str, prefix: str, /, **data: object) -> str:
         static = partial(self.static_url, prefix)

@@ -86,7 +86,7 @@ function show(element, html) {
 
 const outages = new Map();
 const RETRY_MS = 5_000;
-const HIDDEN_MS = 30_000; // after which a page that nobody sees closes its streams
+const HIDDEN_MS = 1_000; // after which a page that nobody sees closes its streams: a browser has six connections for all its pages
 const PATIENCE_MS = 3_000; // before a lost connection is mentioned
 
 function updateOutage() {
@@ -110,7 +110,7 @@ class Stream {
   }
 
   open() {
-    if (this.source || this.isGone) return;
+    if (this.source || this.isGone || document.hidden) return;
     clearTimeout(this.retry);
     const source = new EventSource(this.element.dataset.stream);
     this.source = source;
@@ -133,7 +133,8 @@ class Stream {
     source.addEventListener("error", () => {
       // Not set again by the errors of further tries.
       this.patience ??= setTimeout(
-        () => this.report("The connection is lost, so this page is not up to date. Trying again."), PATIENCE_MS);
+        () => this.report("The connection is lost, or this browser has too many pages open, so this page is not up to date. Trying again."),
+        PATIENCE_MS);
       if (source.readyState !== EventSource.CLOSED) return; // the browser connects again
       this.close();
       this.retry = setTimeout(() => this.open(), RETRY_MS);
