@@ -6,8 +6,10 @@ import psycopg
 
 from horsies.db.broker import PostgresBroker
 from horsies.tasks.finish import finish_tasks
+from horsies.tasks.inspect import MAX_SCANNED
 from tests.cli.conftest import Cli
 from tests.fixtures.journey import ME, claim, column, do, failed, new_task, send
+from tests.maintenance.test_minutes import current, end_task
 
 STATUSES = "select task_name || ' ' || status from horsies.all_tasks order by 1"
 
@@ -45,3 +47,14 @@ def test_one_failure_is_not_many(cli: Cli, broker: PostgresBroker) -> None:
     tried = cli("errors", "retry", group["id"], "--dry-run")
     assert tried.out == "would retry 1 task\n"
     assert "(1 failure, the last one " in tried.err
+
+
+def test_the_tasks_of_a_group_are_found_behind_many_other_failures(cli: Cli, sql: psycopg.Connection) -> None:
+    now = current(sql)
+    newest, oldest = end_task(sql, now, name="pay", status="FAILED"), "00000000-0000-7000-8000-000000000000"
+    sql.execute("update horsies.finished set id = %s where id = %s", [oldest, newest])
+    for _ in range(MAX_SCANNED + 5):
+        end_task(sql, now, name="add", status="FAILED")
+    _, group = cli("errors", "list", "--json").json["error_groups"]
+    assert [task["id"] for task in cli("errors", "show", group["id"], "--json").json["tasks"]] == [oldest]
+    assert "none of these tasks is still FAILED" not in cli("errors", "show", group["id"]).out

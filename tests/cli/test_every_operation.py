@@ -169,11 +169,15 @@ def test_the_database_is_named_by_an_option_or_a_variable(database: str) -> None
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("status", "a:b", "--app=c:d"), "the app is named twice, as a:b and as --app c:d"),
+        (("status", "a:b", "--app=c:d"), "the app is named twice, as a:b and as c:d"),
         (("status", "a:b", "--database-url=x"), "both the app a:b and --database-url are given"),
         (("tasks", "list", "-A", "a:b", "--database-url=x"), "both the app a:b and --database-url are given"),
         (("status", "postgresql://there"), "give it as --database-url"),
         (("worker", "a:b", "-A", "c:d"), "the app is named twice"),
+        (("-A", "a:b", "worker", "c:d"), "the app is named twice"),
+        (("-A", "a:b", "errors", "-A", "c:d"), "the app is named twice, as a:b and as c:d; name it once"),
+        (("--app", "", "tasks", "list"), "the APP is empty"),
+        (("-A", "postgresql://there", "errors"), "give it as --database-url"),
         (("worker",), "name the APP"),
         (("check",), "name the APP"),
     ],
@@ -182,3 +186,18 @@ def test_an_app_that_is_named_twice_or_not_at_all_is_wrong_usage(words: tuple[st
     ran = run(*words, database_url=None)
     assert (ran.code, ran.out) == (2, "")
     assert expected in ran.err
+
+
+@pytest.mark.parametrize(
+    "words", [["errors", "APP"], ["errors", "list", "APP"], ["-A", "APP", "errors"], ["errors", "--app", "APP"]]
+)
+def test_the_app_is_named_in_the_same_ways_everywhere(words: list[str], cli: Cli, app_file: str) -> None:
+    ran = cli(*[app_file if word == "APP" else word for word in words])
+    assert (ran.code, ran.err) == (0, "no task has failed in this time\n")
+
+
+@pytest.mark.parametrize("group", ["tasks", "queues", "workers", "workflows", "schedules"])
+def test_lists_take_the_app_as_an_argument_and_before_the_command(group: str, cli: Cli, app_file: str) -> None:
+    found = cli(group, "list", app_file, "--json")
+    assert found.json == cli("-A", app_file, group, "list", "--json").json
+    assert (group != "queues") or found.json["queues"], "those of the app"

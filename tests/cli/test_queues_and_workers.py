@@ -9,8 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from horsies.cli import status
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance.rescue import expire_tasks
+from horsies.ops import statistics
 from horsies.tasks.finish import finish_tasks
 from tests.cli.conftest import Cli, run
 from tests.cli.test_tasks import register
@@ -18,8 +20,11 @@ from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, claim, column, completed, do, new_task, send, send_new
 from tests.fixtures.roles import PlainUser
 from tests.fixtures.workers import StartWorker
+from tests.maintenance.test_minutes import current, end_task
+from tests.ops.test_eight_situations import screen_of
 from tests.recovery.steps import insert_rows
 
+DEAD = "insert into horsies.dead_workers values (%s, 'here', 1, 'shop', '1', '{default}', now(), now(), now(), 0, '{}')"
 DELAY = "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 h' where id = %s"
 
 
@@ -87,6 +92,9 @@ def test_an_unknown_queue_is_refused_with_an_app_and_a_warning_without(cli: Cli,
     assert without.code == 0
     assert "names a queue 'mial'" in without.err
     assert cli("queues", "resume", "mial").err == ""
+    empty = cli("queues", "pause", "")
+    assert (empty.code, empty.err) == (1, "Error: '' is not the name of a queue\n")
+    assert "'' is not the name of a queue" in cli("queues", "cap", "", "3").err
 
 
 def test_purging_a_queue_cancels_tasks_that_have_not_started(
@@ -129,10 +137,7 @@ def test_workers_are_listed_and_shown_by_a_prefix_of_their_ids(
 
 
 def test_a_worker_that_died_is_found_by_a_prefix_of_its_id(cli: Cli, sql: psycopg.Connection) -> None:
-    sql.execute(
-        "insert into horsies.dead_workers values (%s, 'here', 1, 'shop', '1', '{default}', now(), now(), now(), 0, '{}')",
-        [ME],
-    )
+    sql.execute(DEAD, [ME])
     assert f"{ME[:13]}" in cli("workers", "list", "--dead").out
     assert cli("workers", "show", ME[:8], "--json").json["dead"]["hostname"] == "here"
 
@@ -182,7 +187,7 @@ def test_the_status_has_queues_workers_and_finished_tasks(
     assert found.keys() == {
         "now", "server", "findings", "queues", "error_groups", "longest_running", "workers", "dead_workers", "schedules",
         "failing_schedules", "unknown", "workflows",
-        "finished_last_hour", "oldest_waiting_s", "not_permitted",
+        "finished_last_hour", "oldest_waiting_s", "not_permitted", "timed_out",
     }  # fmt: skip
     assert [line["name"] for line in found["queues"]] == ["default", "mail", "media"]
     assert found["finished_last_hour"] == {"COMPLETED": 1, "FAILED": 0, "CANCELLED": 0, "EXPIRED": 0}
@@ -229,4 +234,45 @@ def test_the_status_shows_what_its_role_may_read_and_names_the_rest(
     assert "last hour" not in ran.out
     found = run("status", "--json", database_url=plain_user.url(database)).json
     assert {name.replace("_", " ") for name in found["not_permitted"]} == hidden
-    assert found["unknown"] == []
+    assert (found["unknown"], found["finished_last_hour"]) == ([], {})
+
+
+def test_while_a_table_is_locked_the_status_shows_the_rest_and_names_what_it_could_not_read(
+    database: str, sql: psycopg.Connection, broker: PostgresBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "READ_TIMEOUT_S", 1)
+    send_new(broker, 1)
+    with psycopg.connect(database) as holder:
+        holder.execute("lock table horsies.workflows in access exclusive mode")
+        text = run("status", database_url=database)
+        found = run("status", "--json", database_url=database).json
+    assert (text.code, text.err) == (0, "")
+    assert "timed out      workflows: not read in 1 s; look for a session that holds a lock (`pg_locks`)" in text.out
+    assert "NO_WORKERS: " in text.out
+    assert "CHECK_TIMED_OUT: " in text.out
+    assert "none under way" not in text.out
+    assert (found["timed_out"], found["not_permitted"], found["workflows"]) == (["workflows"], [], {})
+
+
+def test_what_is_not_counted_completely_has_a_plus(
+    cli: Cli, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MAX_TAIL", 2)
+    for _ in range(3):
+        end_task(sql, current(sql))
+    assert "2+ ended, 0.0+ a minute: 2 COMPLETED" in cli("status").out
+    assert cli("status", "--json").json["finished_last_hour"]["COMPLETED"] == 2
+
+
+def test_many_problems_of_one_kind_hide_no_other_on_a_small_screen(database: str, sql: psycopg.Connection) -> None:
+    sql.execute(
+        "insert into horsies.tasks (task_name, queue_name) select 't', 'q' || number from generate_series(1, 40) as number"
+    )
+    sql.execute("insert into horsies.queues (name, paused_at) select queue_name, now() from horsies.tasks")
+    sql.execute(DEAD, [OTHER])
+    screen = screen_of("status", database=database, lines=24, columns=80)
+    assert "QUEUE_PAUSED (40 of them): queue 'q1' has been paused" in screen
+    assert "DEAD_WORKERS: 1 worker died" in screen
+    assert "37 more: horsies queues list" in screen
+    assert len(screen.splitlines()) < 24
+    assert screen_of("status", "--wide", database=database, lines=24, columns=80).count("QUEUE_PAUSED: ") == 40

@@ -239,6 +239,10 @@ def test_a_dry_run_with_ids_shows_their_statuses(cli: Cli, broker: PostgresBroke
         (["show"], "ID"),
         (["list", "--status=LOST"], "--status"),
         (["list", "--limit=0"], "--limit"),
+        (["list", "--task="], "Invalid value for '--task': it is empty"),
+        (["purge", "--message="], "Invalid value for '--message': it is empty"),
+        (["retry", "--key="], "Invalid value for '--key': it is empty"),
+        (["cancel", "--workflow="], "Invalid value for '--workflow': it is empty"),
     ],
 )
 def test_wrong_usage_is_reported(cli: Cli, words: list[str], expected: str) -> None:

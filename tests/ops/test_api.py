@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,6 +11,7 @@ from horsies import AppConfig, Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance import rescue
 from horsies.model.config import PostgresConfig
+from horsies.model.errors import QueueError
 from horsies.model.status import TaskStatus
 from horsies.ops import bulk
 from horsies.ops.api import Ops
@@ -195,3 +197,42 @@ def test_a_worker_that_was_found_dead_twice_is_listed_once(
         (heartbeat,) = broker.run(rescue.get_heartbeats).values()
         broker.run(partial(rescue.remove_dead_worker, ME, heartbeat))
     assert [dead.tasks_held for dead in ops.list_dead_workers()] == [1]
+
+
+# -- what operators may give
+
+
+def test_statuses_may_be_words(ops: Ops, broker: PostgresBroker) -> None:
+    send_new(broker, 1)
+    words: list[Any] = ["PENDING"]
+    assert len(ops.list_tasks(TaskFilter(statuses=words)).tasks) == 1
+    words.append("LOST")
+    with pytest.raises(ValueError, match="'LOST' is not a valid TaskStatus"):
+        ops.list_tasks(TaskFilter(statuses=words))
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 10**30])
+def test_a_limit_is_brought_into_its_range(limit: int, ops: Ops) -> None:
+    assert ops.list_schedule_runs("x", limit=limit) == []
+    assert ops.list_recent_runs(["x"], limit=limit) == {"x": []}
+    assert ops.find_task_ids("0", limit=limit) == ops.find_worker_ids("0", limit=limit) == []
+    assert ops.find_workflow_ids("0", limit=limit) == ops.list_audit(limit=limit) == []
+
+
+@pytest.mark.parametrize("hours", [float("inf"), float("nan"), -1.0, 1e300])
+def test_hours_are_brought_into_their_range(hours: float, ops: Ops) -> None:
+    assert ops.error_groups(hours=hours) == []
+
+
+@pytest.mark.parametrize("name", ["", "x\0", "x" * 1001])
+def test_what_is_not_the_name_of_a_queue_is_neither_paused_nor_capped(name: str, ops: Ops) -> None:
+    for act in (ops.pause_queue, partial(ops.set_queue_cap, max_concurrency=3)):
+        with pytest.raises(QueueError, match="is not the name of a queue"):
+            act(name)
+    assert (ops.list_queues(), ops.list_audit()) == ([], [])
+
+
+def test_the_audit_keeps_texts_of_a_bounded_length(ops: Ops) -> None:
+    ops.acting_as("a" * 5000).record_stop("b" * 5000, "c" * 5000)
+    (entry,) = ops.list_audit()
+    assert [len(text) for text in (entry.actor, entry.action, entry.target)] == [1000, 1000, 1000]

@@ -11,14 +11,7 @@ from typing import Any, Final
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import (
-    app_command,
-    json_option,
-    open_target,
-    parse_seconds,
-    report_errors,
-    target_command,
-)
+from horsies.cli.options import app_command, json_option, open_target, parse_seconds, report_errors, target_command
 from horsies.cli.output import Column, show_json, show_lines, show_table, terminal_size, wide_option, wrap
 from horsies.doctor.findings import CheckContext, Finding, Severity, context_for
 from horsies.doctor.run import ALL, LIVE, Check, Probe, Report, run_doctor

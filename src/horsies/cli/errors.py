@@ -9,15 +9,9 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.bulk import run_bulk
-from horsies.cli.options import (
-    TimeParameter,
-    database_command,
-    dry_run_option,
-    parse_time,
-    to_absolute,
-    yes_option,
-)
+from horsies.cli.options import TimeParameter, database_command, dry_run_option, parse_time, to_absolute, yes_option
 from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
+from horsies.cli.tasks import STOPPED, list_page
 from horsies.model.status import TaskStatus
 from horsies.model.text import plural
 from horsies.ops.statistics import MAX_GROUPS, MAX_MINUTES, ErrorGroup
@@ -35,11 +29,13 @@ _id_argument = click.argument("group_id", metavar="ID")
 
 
 class ListByDefault(click.Group):
-    """`horsies errors --since 2h` is `horsies errors list --since 2h`."""
+    """`horsies errors --since 2h` is `horsies errors list --since 2h`, and so is `horsies errors shop:app`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         asks_for_help = any(option in args for option in self.get_help_option_names(ctx))
-        if not args or (args[0] not in self.commands and args[0].startswith("-") and not asks_for_help):
+        if not args or (
+            args[0] not in self.commands and args[0].startswith("-") | (":" in args[0]) and not asks_for_help
+        ):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -96,7 +92,7 @@ def show(target: Horsies, *, group_id: str, since: TimeParameter, as_json: bool)
     """
     now = target.ops.read_clock()
     group = _find_group(target, group_id, since, now)
-    tasks = target.ops.list_tasks(_filter_for(group, since, now), limit=NEWEST).tasks
+    page = list_page(target, _filter_for(group, since, now), NEWEST)
     example = target.ops.show_task(group.example_id)
     error = example and example.info.error
     match error and error.data:
@@ -106,7 +102,7 @@ def show(target: Horsies, *, group_id: str, since: TimeParameter, as_json: bool)
             traceback = None
     if as_json:
         found = {"message": error.message, "traceback": traceback} if error else None
-        show_json(_to_json(group) | {"tasks": tasks, "error": found})
+        show_json(_to_json(group) | {"tasks": page.tasks, "error": found})
         return
     show_facts(
         {
@@ -130,9 +126,10 @@ def show(target: Horsies, *, group_id: str, since: TimeParameter, as_json: bool)
     ]
     rows = [
         (task.id, task.status, task.attempts, task.queue_name, f"{to_age(task.finished_at, now)} ago", task.worker)
-        for task in tasks
+        for task in page.tasks
     ]
-    show_table(columns, rows, empty="none of these tasks is still FAILED: they were retried or deleted")
+    gone = "none of these tasks is still FAILED: they were retried or deleted"
+    show_table(columns, rows, empty=gone if page.is_complete else STOPPED)
     if error:
         echo(f"\nerror of {group.example_id}:\n{error.message}")
         if traceback:

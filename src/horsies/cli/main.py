@@ -2,6 +2,7 @@
 
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -40,12 +41,19 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="horsies")
-def main() -> None:
+@click.option("-A", "-a", "--app", metavar="APP", help="The app, for any command; it may also follow the command.")
+@click.pass_context
+def main(ctx: click.Context, app: str | None) -> None:
     """A task queue and workflow engine on PostgreSQL.
 
     APP is package.module:attribute or path/file.py:attribute; the default is $HORSIES_APP. Exit codes: 0
     success, 1 failure, 2 wrong usage.
     """
+    ctx.obj = app
+    for stream in (sys.stdout, sys.stderr):
+        # Another encoding lacks characters that stored texts may have.
+        if isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

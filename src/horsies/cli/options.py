@@ -1,9 +1,10 @@
 """What commands share: the options that select an app or a database, confirmation, and the parsing of times and ids.
 
-Every command takes the app as `--app`, and top-level commands (`worker`, `status`, `doctor`) also as an argument. The default is $HORSIES_APP. Commands that
-do not need the code of an app also take the URL of a database: `--database-url`, $HORSIES_DATABASE_URL or $DATABASE_URL.
+Every command takes the app as `--app`, before or after its name; top-level commands (`worker`, `status`, `doctor`) and lists also as an argument. The default is
+$HORSIES_APP. Commands that do not need the code of an app also take the URL of a database: `--database-url`, $HORSIES_DATABASE_URL or $DATABASE_URL.
 """
 
+import logging
 import os
 import re
 import sys
@@ -129,11 +130,12 @@ def _app_of_django() -> str | None:
 
 
 def _name_app(argument: str | None, option: str | None) -> str | None:
-    if argument and option:
-        raise click.UsageError(f"the app is named twice, as {argument} and as --app {option}; name it once")
-    if "" in (argument, option):  # an unset shell variable must not select another database
+    given = [name for name in (click.get_current_context().obj, argument, option) if name is not None]
+    if "" in given:  # an unset shell variable must not select another database
         raise click.UsageError("the APP is empty; name it, or leave it out")
-    app = argument or option
+    if len(given) > 1:
+        raise click.UsageError(f"the app is named twice, as {given[0]} and as {given[1]}; name it once")
+    app = next(iter(given), None)
     if app and "://" in app:
         raise click.UsageError("the APP is the URL of a database; give it as --database-url")
     return app
@@ -144,19 +146,20 @@ def database_command(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make a command, with `click.command` or that of a group, which gets a `Horsies` for the app or database that is selected.
 
-    Its schema version is checked. Without an app module this `Horsies` has no tasks and no queues of its own. With `argument`, the app may
-    also be an argument.
+    Its schema version is checked. Without an app module this `Horsies` has no tasks and no queues of its own. With `argument`, and of the commands that
+    list something, the app may also be an argument.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
         def run(*args: Any, app: str | None, database_url: str | None, schema: str | None, **given: Any) -> Any:
+            logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # not what Ctrl-C does to a connection
             with closing(open_target(app, database_url, schema)) as target:
                 target.broker.require_schema()
                 return function(target, *args, **given)
 
         # First, so that errors of usage are reported as such.
-        reported = report_errors(target_command(run, argument=argument))
+        reported = report_errors(target_command(run, argument=argument or function.__name__ == "list_"))
         return command(function.__name__.rstrip("_"))(all_of(*options, json_option)(reported))
 
     return decorate

@@ -32,8 +32,6 @@ MIN_TEXT: Final = 6  # characters
 NOTHING: Final = "-"
 WIDE: Final = "horsies.wide"
 
-# Control characters, marks that change the direction of writing, invisible characters, line separators, and halves of surrogate pairs.
-
 
 def _remember_wide(context: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
     context.meta[WIDE] = value

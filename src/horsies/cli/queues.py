@@ -24,7 +24,7 @@ from horsies.cli.output import (
     wide_option,
 )
 from horsies.model.validation import format_duration
-from horsies.tasks.queues import MAX_CAP, QueueSummary
+from horsies.tasks.queues import MAX_CAP, QueueSummary, check_queue_name
 
 NO_QUEUE: Final = "no queue has a task, a worker or a pause"
 
@@ -152,6 +152,7 @@ def purge(target: Horsies, *, name: str, **flags: bool) -> None:
 
 def _check_name(target: Horsies, name: str) -> None:
     """Refuse a queue that the app does not have. Without an app, an unknown name may be right or misspelt: warn."""
+    check_queue_name(name)
     if target.tasks:
         target.config.queue_named(name)
     elif name not in {queue.name for queue in target.ops.list_queues()}:

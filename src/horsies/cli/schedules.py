@@ -30,19 +30,20 @@ from horsies.cli.output import (
     to_text,
     wide_option,
 )
-from horsies.model.schedule import (
-    CronSchedule,
-    IntervalSchedule,
-    Overlap,
-    TaskSchedule,
-    pattern_from_json,
-)
+from horsies.model.schedule import CronSchedule, IntervalSchedule, Overlap, TaskSchedule, pattern_from_json
 from horsies.schedules.control import ScheduleInfo, ScheduleRun, ScheduleState
 
 NEXT_SLOTS = 5
 
+
+def _parse_interval(text: str) -> int:
+    if not (seconds := parse_seconds(text)).is_integer():
+        raise click.BadParameter(f"{text!r} is not a number of whole seconds")
+    return int(seconds)
+
+
 _definition_options = all_of(
-    click.option("--every", type=parse_seconds, metavar="TIME", help="At an interval: 90s, 15m, 2h or 7d."),
+    click.option("--every", type=_parse_interval, metavar="TIME", help="At an interval: 90s, 15m, 2h or 7d."),
     click.option("--cron", metavar="FIELDS", help="As in cron: '30 9 * * mon-fri' is minute, hour, day, month and weekday."),
     click.option("--args", metavar="JSON", help="The arguments of the task, as a JSON object."),
     click.option("--queue", "queue_name", metavar="NAME", help="The queue.  [default: that of the task]"),
@@ -208,7 +209,7 @@ def _definition_command(*options: Callable[[Any], Any]) -> Callable[[Callable[..
     def decorate(function: Callable[..., Any]) -> Any:
         @wraps(function)
         def run(
-            target: Horsies, name: str, *, every: float | None, cron: str | None, as_json: bool, **options: Any
+            target: Horsies, name: str, *, every: int | None, cron: str | None, as_json: bool, **options: Any
         ) -> None:
             if every is not None and cron is not None:
                 raise click.UsageError("both --every and --cron are given; give one of them")
@@ -216,7 +217,7 @@ def _definition_command(*options: Callable[[Any], Any]) -> Callable[[Callable[..
             if cron is not None:
                 given["pattern"] = CronSchedule(cron)
             if every is not None:
-                given["pattern"] = IntervalSchedule(seconds=round(every))
+                given["pattern"] = IntervalSchedule(seconds=every)
             if "max_catch_up_runs" in given:
                 given["catch_up_missed"] = given["max_catch_up_runs"] > 1
             function(target, name, given)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -39,14 +40,16 @@ from horsies.cli.output import (
 )
 from horsies.cli.queues import queue_table
 from horsies.cli.workers import dead_worker_table, worker_table
+from horsies.db.broker import PostgresBroker
+from horsies.db.errors import is_timeout
 from horsies.doctor.findings import Finding, Severity
 from horsies.model.database_url import mask_passwords
-from horsies.model.errors import HorsiesError, NotPermittedError
+from horsies.model.errors import BrokerError, HorsiesError, NotPermittedError
 from horsies.model.graph import WorkflowStatus
-from horsies.model.status import TaskStatus
 from horsies.model.text import plural, printable
 from horsies.model.validation import format_duration
-from horsies.ops.statistics import ErrorGroup
+from horsies.ops.api import Ops
+from horsies.ops.statistics import ErrorGroup, MinutePoint, sum_up
 from horsies.schedules.control import ScheduleInfo
 from horsies.tasks.inspect import TaskSummary, WorkerSummary
 from horsies.tasks.queues import QueueSummary, ServerInfo
@@ -57,6 +60,7 @@ MINUTES: Final = 60
 TOP: Final = 5  # groups of errors
 FEW: Final = 3  # rows of a table that was shortened
 WATCH_S: Final = 2.0
+READ_TIMEOUT_S: Final = 2  # for each part
 SLICE_S: Final = 1.0  # how often a screen is drawn while the database does not answer
 STYLES: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
@@ -76,9 +80,15 @@ class Snapshot:
     schedules: Sequence[ScheduleInfo]
     unknown: Sequence[UnknownTasks]
     workflows: Mapping[WorkflowStatus, int]
-    ended: Mapping[TaskStatus, int]
+    ended: Sequence[MinutePoint]
     not_permitted: Collection[str]
     """The names of the fields that the role of this process may not read. They are empty."""
+    timed_out: Collection[str]
+    """Those that could not be read in time, because of a lock or a slow server. They are empty, too."""
+
+    @property
+    def unread(self) -> Collection[str]:
+        return [*self.not_permitted, *self.timed_out]
 
 
 @dataclass(slots=True)
@@ -134,23 +144,21 @@ def status(target: Horsies, *, watch: float | None, as_json: bool) -> None:
     \b
     horsies status shop:app --watch
     """
-    if watch is None:
-        snapshot = _read(target)
-        if as_json:
-            show_json(_to_json(snapshot))
+    limited = PostgresBroker(target.broker.config, purpose="status", statement_timeout_ms=1000 * READ_TIMEOUT_S)
+    with closing(limited):
+        ops = Ops(target, broker=limited)
+        if watch is not None:
+            with suppress(KeyboardInterrupt):
+                _watch(target, ops, watch, as_json=as_json)
+        elif as_json:
+            show_json(_to_json(_read(ops)))
         else:
             width, height = terminal_size()
-            show_lines(_render(target, snapshot, width, height - 1 if height < UNLIMITED else height))
-        return
-    try:
-        _watch(target, watch, as_json=as_json)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(0) from None
+            show_lines(_render(target, _read(ops), width, height - 1 if height < UNLIMITED else height))
 
 
-def _read(target: Horsies) -> Snapshot:
-    """Read all parts. A role that may not read some of them sees the others."""
-    ops = target.ops
+def _read(ops: Ops) -> Snapshot:
+    """Read all parts. A role that may not read some of them sees the others, and so does everyone while a session holds a lock."""
     parts: dict[str, tuple[Callable[[], Any], Any]] = {
         "findings": (ops.findings, []),
         "queues": (ops.list_queues, []),
@@ -161,16 +169,19 @@ def _read(target: Horsies) -> Snapshot:
         "schedules": (ops.list_schedules, []),
         "unknown": (ops.list_unknown_tasks, []),
         "workflows": (ops.count_workflows, {}),
-        "ended": (partial(ops.count_ended, minutes=MINUTES), {}),
+        "ended": (partial(ops.time_series, minutes=MINUTES), []),
     }
-    found, not_permitted = dict[str, Any](), list[str]()
+    found, not_permitted, timed_out = dict[str, Any](), list[str](), list[str]()
     for name, (read, nothing) in parts.items():
         try:
             found[name] = read()
-        except NotPermittedError:
+        except BrokerError as error:
+            if not isinstance(error, NotPermittedError) and not is_timeout(error.__cause__):
+                raise
             found[name] = nothing
-            not_permitted.append(name)
-    return Snapshot(now=ops.read_clock(), server=ops.get_server_info(), **found, not_permitted=not_permitted)
+            (not_permitted if isinstance(error, NotPermittedError) else timed_out).append(name)
+    found |= {"not_permitted": not_permitted, "timed_out": timed_out}
+    return Snapshot(now=ops.read_clock(), server=ops.get_server_info(), **found)
 
 
 def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
@@ -188,27 +199,28 @@ def _to_json(snapshot: Snapshot) -> Mapping[str, Any]:
         "failing_schedules": [info for info in snapshot.schedules if info.failures_in_a_row],
         "unknown": snapshot.unknown,
         "workflows": snapshot.workflows,
-        "finished_last_hour": snapshot.ended,
+        "finished_last_hour": sum_up(snapshot.ended) if snapshot.ended else {},
         "oldest_waiting_s": max(waits, default=None),
         "not_permitted": snapshot.not_permitted,
+        "timed_out": snapshot.timed_out,
     }
 
 
 # -- staying live
 
 
-def _watch(target: Horsies, interval_s: float, *, as_json: bool) -> None:
+def _watch(target: Horsies, ops: Ops, interval_s: float, *, as_json: bool) -> None:
     """Read again and again in a thread: while the database does not answer, the screen says so, and Ctrl-C still works."""
     console = Console(highlight=False)
     if as_json or not console.is_terminal:
-        for snapshot, outage in _snapshots(target, interval_s):
+        for snapshot, outage in _snapshots(ops, interval_s):
             if outage and outage.is_new:
                 _show_outage(outage, as_json=as_json)
             elif snapshot and not outage:
                 _show_next(target, snapshot, as_json=as_json)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for snapshot, outage in _snapshots(target, interval_s):
+        for snapshot, outage in _snapshots(ops, interval_s):
             width, height = console.size
             above = outage.lines(width) if outage else []
             below = _render(target, snapshot, width, height - len(above)) if snapshot else []
@@ -230,13 +242,13 @@ class Outage:
         return [*wrap("OUTAGE  ", text, width, "bold white on red"), *reason, Text()]
 
 
-def _snapshots(target: Horsies, interval_s: float) -> Iterator[tuple[Snapshot | None, Outage | None]]:
+def _snapshots(ops: Ops, interval_s: float) -> Iterator[tuple[Snapshot | None, Outage | None]]:
     """Yield the newest snapshot whenever there is something new to show."""
     snapshot, message, answered = None, "", time.monotonic()
-    results = SimpleQueue[Snapshot | HorsiesError]()
+    results = SimpleQueue[Snapshot | BaseException]()
     while True:
         # A daemon: it may be blocked on a connection when Ctrl-C ends the process.
-        threading.Thread(target=_read_into, args=[results, target], name="status", daemon=True).start()
+        threading.Thread(target=_read_into, args=[results, ops], name="status", daemon=True).start()
         while (result := _take(results, SLICE_S)) is None:
             silent_s = time.monotonic() - answered - interval_s
             if message or silent_s > 2 * SLICE_S:
@@ -244,20 +256,22 @@ def _snapshots(target: Horsies, interval_s: float) -> Iterator[tuple[Snapshot | 
         if isinstance(result, Snapshot):
             snapshot, message, answered = result, "", time.monotonic()
             yield snapshot, None
+        elif not isinstance(result, HorsiesError):
+            raise result
         else:
             message = mask_passwords(" ".join(str(result).split()))
             yield snapshot, Outage(message, time.monotonic() - answered, is_new=True)
         time.sleep(interval_s)
 
 
-def _read_into(results: SimpleQueue[Snapshot | HorsiesError], target: Horsies) -> None:
+def _read_into(results: SimpleQueue[Snapshot | BaseException], ops: Ops) -> None:
     try:
-        results.put(_read(target))
-    except HorsiesError as error:
+        results.put(_read(ops))
+    except BaseException as error:  # noqa: BLE001 - raised in the main thread
         results.put(error)
 
 
-def _take(results: SimpleQueue[Snapshot | HorsiesError], timeout_s: float) -> Snapshot | HorsiesError | None:
+def _take(results: SimpleQueue[Snapshot | BaseException], timeout_s: float) -> Snapshot | BaseException | None:
     try:
         return results.get(timeout=timeout_s)
     except Empty:
@@ -293,7 +307,7 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     unknown = Section([list(_unknown(snapshot, width)), []])
     totals = Section([_totals(snapshot), []])
     header = Section([[_header(target, snapshot, width)]])
-    denied = Section([_not_permitted(snapshot, width)])
+    unread = Section([_unread(snapshot, width)])
     named = {
         "queues": queues,
         "error_groups": errors,
@@ -303,26 +317,12 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
         "unknown": unknown,
         "schedules": schedules,
     }
-    shown = [section for name, section in named.items() if name not in snapshot.not_permitted]
-    sections = [header, denied, findings, *shown, totals]
+    shown = [section for name, section in named.items() if name not in snapshot.unread]
+    sections = [header, unread, findings, *shown, totals]
     # What the findings have said already goes before the findings are cut.
     shortened = [
-        workers,
-        queues,
-        dead,
-        errors,
-        workers,
-        schedules,
-        queues,
-        errors,
-        findings,
-        unknown,
-        dead,
-        schedules,
-        totals,
-        findings,
-        findings,
-    ]
+        workers, queues, dead, errors, workers, schedules, queues, errors, findings, unknown, dead, schedules, totals, findings, findings,
+    ]  # fmt: skip
 
     def has_room() -> bool:
         needed = sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
@@ -362,7 +362,7 @@ def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
 
 
 def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text]]:
-    """With fixes; without them; with fewer and fewer lines, down to one for each."""
+    """With fixes; without them; with fewer and fewer lines, down to one for each; then with one for each code, so that many of a kind hide no other."""
     counts = Counter(each.severity for each in findings)
     words = [
         f"{count} {severity.word}{'' if count == 1 or severity is Severity.INFO else 's'}"
@@ -372,26 +372,28 @@ def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text
     worst = max((each.severity for each in findings), default=Severity.OK)
     title = Text(", ".join(words) or "no problems found", STYLES[worst])
     hint = [Text("fixes: horsies doctor", "dim")]
-    seen = [
-        wrap(f"{each.severity.word:<8}", f"{each.code}: {each.seen}", width, STYLES[each.severity]) for each in findings
-    ]
+    seen = [_wrap_finding(each, width) for each in findings]
     fixes = [wrap("        fix: ", each.fix, width) if each.severity > Severity.INFO else [] for each in findings]
     if not findings:
         return [[title]]
     versions = [[title, *(line for one, fix in zip(seen, fixes, strict=True) for line in (*one, *fix))]]
     shown = [len(one) for one in seen]
     while True:
-        versions.append(
-            [
-                title,
-                *(line for one, count in zip(seen, shown, strict=True) for line in _first(one, count, width)),
-                *hint,
-            ]
-        )
+        lines = [_first(one, count, width) for one, count in zip(seen, shown, strict=True)]
+        versions.append([title, *(line for one in lines for line in one), *hint])
         longest = max(shown)
         if longest == 1:
+            same = Counter(each.code for each in findings)
+            first = {each.code: each for each in reversed(findings)}
+            kinds = [_wrap_finding(each, width, same[each.code]) for each in findings if first[each.code] is each]
+            versions.append([title, *(line for one in kinds for line in _first(one, 1, width)), *hint])
             return versions
         shown[len(shown) - 1 - shown[::-1].index(longest)] -= 1  # the worst ones come first, and keep theirs
+
+
+def _wrap_finding(found: Finding, width: int, count: int = 1) -> list[Text]:
+    code = f"{found.code} ({count} of them)" if count > 1 else found.code
+    return wrap(f"{found.severity.word:<8}", f"{code}: {found.seen}", width, STYLES[found.severity])
 
 
 def _first(lines: Sequence[Text], count: int, width: int) -> list[Text]:
@@ -433,11 +435,7 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
     lines = table_lines(columns, rows, width)
     few = [*lines[: 1 + FEW], *_more(len(rows) - FEW, "horsies errors")]
     groups = sum(each.count for each in snapshot.error_groups)
-    return [
-        lines,
-        few,
-        [_fact("failing tasks", f"{plural(groups, 'failure')} in the last hour: horsies errors")],
-    ]
+    return [lines, few, [_fact("failing tasks", f"{plural(groups, 'failure')} in the last hour: horsies errors")]]
 
 
 def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
@@ -500,22 +498,26 @@ def _unknown(snapshot: Snapshot, width: int) -> Iterator[Text]:
 
 
 def _totals(snapshot: Snapshot) -> list[Text]:
-    total, parts = sum(snapshot.ended.values()), {kind: count for kind, count in snapshot.ended.items() if count}
+    parts = {kind: count for kind, count in sum_up(snapshot.ended).items() if count}
+    total, more = sum(parts.values()), "" if all(point.is_complete for point in snapshot.ended) else "+"
     words = f": {counts_text(parts)}" if parts else ""
     lines = {
         "workflows": _fact("workflows", counts_text(snapshot.workflows) or "none under way"),
-        "ended": _fact("last hour", f"{total} ended, {total / MINUTES:.1f} a minute{words}"),
+        "ended": _fact("last hour", f"{total}{more} ended, {total / MINUTES:.1f}{more} a minute{words}"),
     }
-    return [line for name, line in lines.items() if name not in snapshot.not_permitted]
+    return [line for name, line in lines.items() if name not in snapshot.unread]
 
 
-def _not_permitted(snapshot: Snapshot, width: int) -> list[Text]:
-    names = ", ".join(name.replace("_", " ") for name in snapshot.not_permitted)
-    return (
-        wrap("not permitted  ", f"{names}: grant SELECT on all tables of the schema to this user", width)
-        if names
-        else []
-    )
+def _unread(snapshot: Snapshot, width: int) -> list[Text]:
+    fixes = {
+        "not permitted  ": (snapshot.not_permitted, "grant SELECT on all tables of the schema to this user"),
+        "timed out      ": (snapshot.timed_out, f"not read in {READ_TIMEOUT_S} s; look for a session that holds a lock (`pg_locks`)"),
+    }  # fmt: skip
+    return [
+        line
+        for prefix, (names, fix) in fixes.items()
+        for line in (wrap(prefix, f"{', '.join(names).replace('_', ' ')}: {fix}", width) if names else ())
+    ]
 
 
 def _fact(name: str, value: str) -> Text:

@@ -9,14 +9,7 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.bulk import run_bulk
-from horsies.cli.options import (
-    database_command,
-    dry_run_option,
-    find_id,
-    parse_time,
-    to_absolute,
-    yes_option,
-)
+from horsies.cli.options import database_command, dry_run_option, find_id, parse_time, to_absolute, yes_option
 from horsies.cli.output import Column, Styled, echo, show_json, show_table, to_age, to_text, wide_option
 from horsies.model.result import TaskError
 from horsies.model.sensitive import HIDDEN
@@ -31,6 +24,7 @@ from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.inspect import FINAL, LIVE, TaskDetail, TaskFilter, TaskInfo, TaskPage, TaskSummary
 
 PAYLOAD_CHARACTERS = 4_000
+STOPPED = "stopped by Ctrl-C before a task was found"
 
 Outcome: TypeAlias = CancelOutcome | RetryOutcome
 Filters: TypeAlias = dict[str, Any]
@@ -88,7 +82,7 @@ def list_(target: Horsies, *, limit: int, after: str | None, running: bool, as_j
         page = _list_running(target, filters, after, limit)
     else:
         after = after and find_id(target, "task", after)
-        page = _list_page(target, _to_filter(target, filters), limit, after)
+        page = list_page(target, _to_filter(target, filters), limit, after)
     if as_json:
         show_json(page)
         return
@@ -99,7 +93,8 @@ def list_(target: Horsies, *, limit: int, after: str | None, running: bool, as_j
         Column("ENDED", drop=7), Column("CODE", shrink=10, drop=1), Column("MESSAGE", shrink=16, drop=1 if running else 0),
         Column("WORKER", is_id=True, drop=6),
     ]  # fmt: skip
-    show_table(columns, [_to_row(task, now) for task in page.tasks], empty="no task matches")
+    rows = [_to_row(task, now) for task in page.tasks]
+    show_table(columns, rows, empty="no task matches" if page.is_complete else STOPPED)
     if page.next_after:
         stopped = "" if page.is_complete else f"stopped at tasks sent at {to_text(page.searched_until)}; "
         click.echo(f"{stopped}there are more: add --after {page.next_after}", err=True)
@@ -114,7 +109,7 @@ def _to_row(task: TaskSummary, now: datetime) -> Sequence[object]:
     )  # fmt: skip
 
 
-def _list_page(target: Horsies, task_filter: TaskFilter, limit: int, after: TaskId | None) -> TaskPage:
+def list_page(target: Horsies, task_filter: TaskFilter, limit: int, after: TaskId | None = None) -> TaskPage:
     """Read until the page is full, or Ctrl-C."""
     page = TaskPage([], after, is_complete=False)
     try:
@@ -292,6 +287,9 @@ def _are_given(filters: Filters) -> bool:
 
 def _to_filter(target: Horsies, filters: Filters) -> TaskFilter:
     """Find ids by their prefixes. Convert relative times once, by the database's clock, so that later batches use the same times."""
+    for option in click.get_current_context().command.params:
+        if filters.get(option.name or "") == "":  # an unset shell variable: every message contains nothing
+            raise click.BadParameter("it is empty; give it a value, or leave it out", param=option)
     given: Filters = dict(filters) | {"statuses": [TaskStatus(status) for status in filters["statuses"]]}
     if filters["worker"] is not None:
         given["worker"] = find_id(target, "worker", filters["worker"])

@@ -9,15 +9,7 @@ from typing import Any, Final
 import click
 
 from horsies.app import Horsies
-from horsies.cli.options import (
-    confirm,
-    database_command,
-    dry_run_option,
-    find_id,
-    parse_time,
-    to_absolute,
-    yes_option,
-)
+from horsies.cli.options import confirm, database_command, dry_run_option, find_id, parse_time, to_absolute, yes_option
 from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus

@@ -70,6 +70,11 @@ def classify(error: BaseException) -> ErrorKind:
     return ErrorKind.UNEXPECTED
 
 
+def is_timeout(error: BaseException | None) -> bool:
+    """Whether a statement took too long, or a lock."""
+    return isinstance(error, errors.QueryCanceled | LockTimeout)
+
+
 def is_about_values(error: BaseException) -> bool:
     """Whether the server will never store these values: they have the wrong type, are too large, or violate a constraint."""
     return isinstance(error, psycopg.DataError | psycopg.IntegrityError | errors.ProgramLimitExceeded)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, cast
 
 from horsies.db.dedicated import DedicatedConnection
-from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, short_text
+from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_timeout, short_text
 from horsies.db.pooler import UnsuitableEncoding
 from horsies.db.statement import Op, Query, Request, Rows, execute, load, rows
 from horsies.doctor import database_checks, queue_checks, waiting_checks
@@ -20,7 +20,6 @@ from horsies.model.config import PostgresConfig
 SQL = load(__file__)
 
 _NOT_PERMITTED: Final = "42501"  # insufficient_privilege
-_TIMED_OUT: Final = frozenset({"57014", "55P03"})  # query_canceled, lock_not_available
 _FAILURES: Final = frozenset({FindingCode.CHECK_NOT_PERMITTED, FindingCode.CHECK_TIMED_OUT, FindingCode.CHECK_FAILED})
 _UNDEFINED: Final = frozenset({"42P01", "42703", "42883", "3F000"})  # undefined table, column, function, schema
 
@@ -235,7 +234,7 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
     if check is PING or classify(error) is ErrorKind.CONNECTION_LOST:
         return [Finding(FindingCode.DATABASE_UNREACHABLE, message)]
     code, explanation = FindingCode.CHECK_FAILED, None
-    if error.sqlstate in _TIMED_OUT:
+    if is_timeout(error):
         code = FindingCode.CHECK_TIMED_OUT
     elif error.sqlstate == _NOT_PERMITTED:
         code, message = FindingCode.CHECK_NOT_PERMITTED, short_text(error)

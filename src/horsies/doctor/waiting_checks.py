@@ -311,11 +311,7 @@ def _find_cause(
         words = f"{slots} taken, and task {task!r} takes {share:.0%} of their time{rates}"
         return "slow_task", words, {**data, "task_name": task, "share": round(share, 2)}
     if ended is not None and ended > flow.arrived:
-        return (
-            "catching_up",
-            f"{slots} taken, and fewer tasks come than end{rates}",
-            data,
-        )
+        return ("catching_up", f"{slots} taken, and fewer tasks come than end{rates}", data)
     return "too_few_slots", f"{slots} taken{rates}", data
 
 

@@ -328,7 +328,7 @@ class Ops:
     @operation
     def find_task_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
         """Return the first ids of tasks that start with this."""
-        return partial(find_ids, "tasks", prefix, limit=limit)
+        return partial(find_ids, "tasks", prefix, limit=max(1, min(limit, MAX_PAGE)))
 
     find_task_ids_async = find_task_ids.for_asyncio
 
@@ -368,6 +368,7 @@ class Ops:
     @operation
     def pause_queue(self, name: str) -> Verb[None]:
         """Stop all workers from claiming tasks of this queue, until it is resumed. Sends are accepted."""
+        queues.check_queue_name(name)
         return audited(self.actor, "pause queue", name, partial(queues.pause_queue, name), _one)
 
     pause_queue_async = pause_queue.for_asyncio
@@ -447,7 +448,7 @@ class Ops:
     @operation
     def find_worker_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
         """Return the first ids of workers, also of those that left less than a day ago, that start with this."""
-        return partial(find_ids, "workers", prefix, limit=limit)
+        return partial(find_ids, "workers", prefix, limit=max(1, min(limit, MAX_PAGE)))
 
     find_worker_ids_async = find_worker_ids.for_asyncio
 
@@ -581,7 +582,7 @@ class Ops:
     @operation
     def find_workflow_ids(self, prefix: str, *, limit: int = 10) -> Verb[list[str]]:
         """Return the first ids of workflows that start with this."""
-        return partial(find_ids, "workflows", prefix, limit=limit)
+        return partial(find_ids, "workflows", prefix, limit=max(1, min(limit, MAX_PAGE)))
 
     find_workflow_ids_async = find_workflow_ids.for_asyncio
 
@@ -636,14 +637,14 @@ class Ops:
     @operation
     def list_schedule_runs(self, name: str, *, limit: int = 20) -> Verb[Sequence[ScheduleRun]]:
         """Read what became of the slots of a schedule, newest first."""
-        return partial(schedules.get_schedule_runs, name, limit)
+        return partial(schedules.get_schedule_runs, name, max(1, min(limit, MAX_PAGE)))
 
     list_schedule_runs_async = list_schedule_runs.for_asyncio
 
     @operation
     def list_recent_runs(self, names: Sequence[str], *, limit: int = 5) -> Verb[Mapping[str, Sequence[ScheduleRun]]]:
         """Read what became of the newest slots of each of these schedules, newest first."""
-        return partial(schedules.get_recent_runs, names, limit)
+        return partial(schedules.get_recent_runs, names, max(1, min(limit, MAX_PAGE)))
 
     list_recent_runs_async = list_recent_runs.for_asyncio
 
@@ -742,11 +743,7 @@ class Ops:
 
     @operation
     def task_totals(
-        self,
-        *,
-        minutes: int = 60,
-        queue_name: str | None = None,
-        order: TotalsOrder = TotalsOrder.COUNT,
+        self, *, minutes: int = 60, queue_name: str | None = None, order: TotalsOrder = TotalsOrder.COUNT
     ) -> Verb[list[EndedTotals]]:
         """Sum up what ended in the last minutes (up to a day) by task: those that ended, failed, or took most come first."""
         return partial(get_totals, minutes, by_queue=False, queue_name=queue_name, order=order)

@@ -13,7 +13,7 @@ from horsies.model.errors import ConfigError
 from horsies.ops.operation import Verb
 from horsies.tasks.ids import new_task_id
 
-MAX_TARGET = 1_000  # characters
+MAX_TEXT = 1_000  # characters
 
 SQL = load(__file__)
 T = TypeVar("T")
@@ -32,7 +32,8 @@ class AuditEntry:
 
 
 def begin_action(entry_id: str, actor: str, action: str, target: str) -> Op[None]:
-    yield from rows(SQL["begin_action"](id=entry_id, actor=actor, action=action, target=target[:MAX_TARGET]))
+    texts = {"actor": actor[:MAX_TEXT], "action": action[:MAX_TEXT], "target": target[:MAX_TEXT]}
+    yield from rows(SQL["begin_action"](id=entry_id, **texts))
 
 
 def end_action(entry_id: str, count: int) -> Op[None]:

@@ -151,13 +151,11 @@ def count_ended(
     minutes: int, queue_name: str | None = None, task_name: str | None = None
 ) -> Op[Mapping[TaskStatus, int]]:
     """Sum up the points of the same window by status."""
-    points = yield from get_time_series(minutes, queue_name, task_name)
-    return {
-        TaskStatus.COMPLETED: sum(point.completed for point in points),
-        TaskStatus.FAILED: sum(point.failed for point in points),
-        TaskStatus.CANCELLED: sum(point.cancelled for point in points),
-        TaskStatus.EXPIRED: sum(point.expired for point in points),
-    }
+    return sum_up((yield from get_time_series(minutes, queue_name, task_name)))
+
+
+def sum_up(points: Sequence[MinutePoint]) -> Mapping[TaskStatus, int]:
+    return {status: sum(getattr(point, status.lower()) for point in points) for status in TaskStatus if status.is_final}
 
 
 def get_totals(
@@ -182,7 +180,7 @@ def get_error_groups(
     hours: float, limit: int, task_name: str | None = None, sensitive: Sequence[str] = ()
 ) -> Op[list[ErrorGroup]]:
     """Return the groups of errors of the last hours, the most frequent first. Those of these sensitive tasks have no message."""
-    window, size = max(1, min(math.ceil(hours * 60), MAX_MINUTES)), max(1, min(limit, MAX_GROUPS))
+    window, size = max(1, math.ceil(min(MAX_MINUTES, hours * 60))), max(1, min(limit, MAX_GROUPS))
     hidden = [name[:MAX_NAME] for name in sensitive]
     query = SQL["get_error_groups"](
         minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES, sensitive=hidden

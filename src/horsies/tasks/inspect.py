@@ -401,7 +401,7 @@ def list_tasks_query(
         {"sensitive": []}
         | {field.name: getattr(filters, field.name) for field in fields(filters)}
         | {
-            "statuses": [status.value for status in filters.statuses] or None,
+            "statuses": [TaskStatus(status).value for status in filters.statuses] or None,
             "ids": None if filters.ids is None else list(filters.ids),
             "message": filters.message and json.dumps(filters.message, ensure_ascii=False)[1:-1],
             "is_ascii": filters.message is not None and filters.message.isascii(),
@@ -418,7 +418,7 @@ def list_tasks_query(
 
 def _read_parts(filters: TaskFilter) -> dict[str, bool]:
     """Return which parts of the tables can contain matches."""
-    statuses = {*(filters.statuses or TaskStatus)}
+    statuses = {TaskStatus(status) for status in filters.statuses or TaskStatus}
     if filters.error_summary is not None:
         statuses &= {TaskStatus.FAILED}
     has_error = filters.error_code is not None or filters.message is not None

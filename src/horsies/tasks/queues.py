@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from horsies.db.statement import Op, execute, load, rows
+from horsies.model.errors import QueueError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.validation import number_problems
 
@@ -56,10 +57,15 @@ def resume_queue(name: str) -> Op[None]:
     yield from execute(SQL["resume_queue"](name=name), SQL["notify_queues_changed"]())
 
 
+def check_queue_name(name: str) -> None:
+    """Raise QueueError for a name that no queue can have."""
+    if not name or len(name.encode(errors="replace")) > MAX_NAME_BYTES or "\0" in name:
+        raise QueueError(f"{name[:100]!r} is not the name of a queue")
+
+
 def check_cap(name: str, max_concurrency: int | None) -> None:
     """Raise ValueError for a cap that cannot be stored."""
-    if not name or len(name.encode()) > MAX_NAME_BYTES or "\0" in name:
-        raise ValueError(f"{name[:100]!r} is not the name of a queue")
+    check_queue_name(name)
     if max_concurrency == 0:
         raise ValueError(
             f"a cap of 0 would be a pause: use pause_queue({name!r}), and resume_queue to go on with the cap that it has"
