@@ -77,6 +77,15 @@ def notify(sql: psycopg.Connection, payload: str) -> None:
     sql.execute("select pg_notify(%s, %s)", [Channel.DONE.name_in("horsies"), payload])
 
 
+def test_a_process_listens_for_a_while_after_its_last_wait(start: Start, sql: psycopg.Connection) -> None:
+    """One that waits again and again would otherwise take the slot each time."""
+    (process,) = start(1, ListenerTimings(first_test_s=0.5, unused_s=60.0))
+    process.leave()
+    eventually(lambda: process.listener.received_at is not None, what="the self-test of LISTEN is over")
+    assert column(sql, HELD) == [0]
+    assert process.listens
+
+
 @pytest.mark.promise("A4")
 def test_only_as_many_listen_as_there_are_slots_and_the_others_poll(start: Start, sql: psycopg.Connection) -> None:
     processes = start(4)

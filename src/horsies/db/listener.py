@@ -324,6 +324,8 @@ class Listener:
         wanted = {channel for channel, _, _ in list(self._subscriptions)}
         if self._is_direct and self._waiter_slot is None:
             wanted.discard(Channel.DONE)
+        elif self._waiter_slot is not None and time.monotonic() < self._unsubscribed_at + self._timings.unused_s:
+            wanted.add(Channel.DONE)  # there may soon be another waiter
         withheld = {channel for group in self._groups if group.slot is None for channel in group.channels}
         wanted -= withheld - {channel for group in self._groups if group.slot is not None for channel in group.channels}
         return wanted | {Channel.TEST} if wanted or not self._is_direct else set()
