@@ -21,7 +21,7 @@ def check_settings(**_options: Any) -> list[CheckMessage]:
     try:
         configuration = read_configuration()
     except ImproperlyConfigured as error:
-        return [Error(str(error), hint="See docs/django.md for the options.", id="horsies.E001")]
+        return [Error(str(error), hint="Its options are in the documentation of horsies.", id="horsies.E001")]
     try:
         postgres_config(configuration.alias, configuration.database_options)
     except ImproperlyConfigured as error:
