@@ -29,6 +29,7 @@ PUBLIC = {
     "horsies.testing": None,
     "horsies.web": ["Role", "User"],
     "horsies.web.dashboard": ["dashboard"],  # `horsies.web.dashboard` names the module as well
+    "horsies.contrib.asgi": ["lifespan"],
     "horsies.contrib.otel": ["instrument"],
     "horsies.contrib.prometheus": ["exposition", "instrument"],
 }

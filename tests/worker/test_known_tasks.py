@@ -150,7 +150,8 @@ def test_a_task_left_to_another_worker_waits_when_that_worker_is_gone(
     worker(release(tmp_path, "old", ECHO))
     busy = worker(release(tmp_path, "new", ECHO, ADDED, BUSY), processes=1)
     insert_rows(sql, "busy", [{"file": str(tmp_path / "go")}])
-    eventually(lambda: statuses(sql).get("RUNNING") == 1, 20)
+    # Not only RUNNING: the other worker claims it, too, and gives it back.
+    eventually((tmp_path / "go.begun").exists, 20)
     insert_rows(sql, "added", [{"value": 1}])
     eventually(lambda: row(sql, "select claim_no from horsies.tasks where task_name = 'added'")[0] > 0, 20)
     assert waiting(sql) == [], "the other one will run it"
@@ -163,6 +164,7 @@ BUSY = """
     @app.task("busy")
     def busy(file: str) -> TaskResult[int, TaskError]:
         import pathlib, time
+        pathlib.Path(file + ".begun").touch()
         while not pathlib.Path(file).exists():
             time.sleep(0.05)
         return TaskResult(ok=1)
