@@ -84,6 +84,12 @@ def about_imports() -> TaskResult[list[str], TaskError]:
     return TaskResult(ok=sorted(name for name in set(sys.modules) - LOADED_BEFORE if not name.startswith("tests")))
 
 
+@app.task("about_codecs")
+def about_codecs() -> TaskResult[list[str], TaskError]:
+    """Return the tasks for which this process has built a codec."""
+    return TaskResult(ok=sorted(name for name, task in app.tasks.items() if "adapter" in vars(task.arguments)))
+
+
 @app.task("price", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["BUSY"]))
 def price(item: Item) -> TaskResult[Item, TaskError]:
     return TaskResult(ok=item)

@@ -16,6 +16,7 @@ import pytest
 
 from horsies.executor.protocol import Boot, Forked, ReportUnpacker
 from horsies.model.errors import ConfigError
+from horsies.model.status import Misfit
 from horsies.model.worker_config import StartMethod
 from horsies.worker.spawn import ProcessFactory, choose_start_method
 from horsies.worker.supervisor import ChildRefused, PoolTimings
@@ -118,6 +119,35 @@ async def test_the_fork_server_has_loaded_all_that_tasks_need_besides_the_app() 
         await dispatcher.value("price_async", **item)
         await dispatcher.error(dispatcher.send("fail"))
         assert await dispatcher.value("about_imports") == []
+
+
+@ALL_METHODS
+async def test_a_child_that_imports_the_app_builds_only_the_codecs_that_it_uses(method: StartMethod) -> None:
+    """With `fork` all children share those that the fork server has built."""
+    item = {"item": {"name": "tea", "price": 2.5}}
+    async with open_pool(INTERPRETER, max_tasks=100, start_method=method) as dispatcher:
+        await dispatcher.value("price", **item)
+        built = await dispatcher.value("about_codecs")
+        assert built[:2] == ["about_codecs", "about_import"] if method == "fork" else built == ["about_codecs", "price"]
+
+
+async def test_a_task_whose_result_turns_out_not_to_be_encodable_is_not_called(tmp_path: Path) -> None:
+    """The worker has refused such a task, so its source has changed since. Another worker may have one that fits."""
+    (tmp_path / "changed.py").write_text(
+        "from pathlib import Path\n"
+        "from pydantic import SecretStr\n"
+        "from horsies import AppConfig, Horsies, TaskError, TaskResult\n"
+        "app = Horsies(AppConfig.for_database_url('postgresql://nobody@localhost:1/nowhere'))\n"
+        "@app.task('touch')\n"
+        "def touch(path: str) -> TaskResult[SecretStr, TaskError]:\n"
+        "    Path(path).touch()\n"
+    )
+    touched = tmp_path / "touched"
+    async with open_pool(f"{tmp_path}/changed.py:app", max_tasks=100) as dispatcher:
+        done = await dispatcher.ending(dispatcher.send("touch", path=str(touched)))
+    assert (done.misfit, done.error_code) == (Misfit.VALUES, "WORKER_SERIALIZATION_ERROR")
+    assert "SecretStr" in (done.error or "")
+    assert not touched.exists()
 
 
 async def test_children_are_spawned_if_a_new_interpreter_has_threads(

@@ -168,6 +168,7 @@ def _bind(
         if isinstance(text, TaskError):
             return text
     try:
+        _ = task.result.adapter  # built before the call: no result is lost if that fails
         args, kwargs = task.arguments.decode(text)
     except PayloadError as error:
         running.misfit = Misfit.VALUES if task.arguments.has_these_parameters(text) else Misfit.PARAMETERS

@@ -37,6 +37,7 @@ from horsies.executor.os_process import (
 from horsies.executor.protocol import Boot, Booting, Message, Ready, StartFailed, pack
 from horsies.executor.sequential import SequentialRunner
 from horsies.logs import configure_logging, line_buffer_stdout
+from horsies.model.codec import build_codecs_at_first_use
 from horsies.model.errors import HorsiesError
 from horsies.model.signature import is_coroutine_function
 from horsies.registry import Hook
@@ -91,7 +92,8 @@ def _run(parent: ParentSocket, load: Callable[[Boot, Callable[[str], None]], Hor
     with ChildEventLoop() as loop:
         disown_forked_copies(parent.close_in_copy, loop.stop_in_copy)
         try:
-            app = load(boot, report_step)
+            with build_codecs_at_first_use():
+                app = load(boot, report_step)
         except HorsiesError as error:
             parent.send(pack(StartFailed(str(error))))
             return

@@ -8,8 +8,9 @@ writes null for it), is refused where it was made (`roundtrip.py`). Both directi
 write it as well as it can, and a datetime would arrive as a string: here it is refused, with the advice to annotate it.
 Inside the fields of a model or a dataclass pydantic's own rules apply.
 
-**When codecs are built.** A codec is built once per task, at decoration: an annotation that cannot be encoded is refused there. The nodes of a
-workflow pass some arguments and receive others from each other: adapters for such parts are built for the first such node, and kept.
+**When codecs are built.** A codec is built once per task, at decoration: an annotation that cannot be encoded is refused there. A child builds it at
+first use: it takes half a millisecond, a child runs a hundred tasks and may know hundreds, and its worker has refused already. The nodes of
+a workflow pass some arguments and receive others from each other: adapters for such parts are built for the first such node, and kept.
 """
 
 import dataclasses
@@ -19,8 +20,9 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from enum import Enum
 from functools import cache, cached_property
 from typing import (
@@ -99,6 +101,19 @@ _CONFIG: Final = ConfigDict(
 _PLAIN_CONFIG: Final = CoreConfig(ser_json_inf_nan="strings")
 
 
+_builds_at_first_use: ContextVar[bool] = ContextVar("builds_at_first_use", default=False)
+
+
+@contextmanager
+def build_codecs_at_first_use() -> Generator[None]:
+    """Do not build the codecs of tasks that are defined in this block before they are used."""
+    token = _builds_at_first_use.set(True)
+    try:
+        yield
+    finally:
+        _builds_at_first_use.reset(token)
+
+
 class ArgumentsCodec:
     """Encode the arguments of a call of one function as a JSON object by parameter name, and decode them."""
 
@@ -124,8 +139,13 @@ class ArgumentsCodec:
         self._known = frozenset(self.signature.parameters)
         without_default = {each.name for each in parameters if each.default is each.empty}
         self._required = frozenset(without_default - {self.var_positional, self.var_keyword})
-        self._adapter = _arguments_adapter(self.name, self.signature.parameters)
         self._partial_adapters: dict[object, Adapter] = {}
+        if not _builds_at_first_use.get():
+            _ = self.adapter
+
+    @cached_property
+    def adapter(self) -> "Adapter":
+        return _arguments_adapter(self.name, self.signature.parameters)
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if self.needs:
@@ -143,7 +163,7 @@ class ArgumentsCodec:
                 raise PayloadError(
                     f"{self.name}() cannot be called like this: {error}; call it as {self._display_signature()}"
                 ) from None
-        return self._adapter.write(
+        return self.adapter.write(
             given, f"{self.name}() cannot be sent", PASSED_ARGUMENT, PayloadError, self.size_check
         )
 
@@ -179,7 +199,7 @@ class ArgumentsCodec:
         return adapter
 
     def decode(self, text: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = self._adapter.read(text, f"{self.name}() cannot be called with this payload", STORED_ARGUMENT)
+        values = self.adapter.read(text, f"{self.name}() cannot be called with this payload", STORED_ARGUMENT)
         args = [values.pop(name, default) for name, default in self._positional]
         if self.var_positional:
             args += values.pop(self.var_positional, ())
@@ -200,11 +220,11 @@ class ArgumentsCodec:
         """A number that differs between functions if payloads for one may not fit the other. It is the same in every process."""
         parameters = self.signature.parameters.values()
         parts = [f"{each.name} {each.kind.name} {each.default is each.empty}" for each in parameters]
-        if self._adapter.type_adapter is None:
+        if self.adapter.type_adapter is None:
             parts += [repr(each.annotation) for each in parameters]
         else:  # the repr of a type that is not plain may contain an address and does not show its fields: use its schema
             with suppress(Exception):  # pydantic has no schema for some types, and runs the hooks of the user's own
-                parts.append(json.dumps(self._adapter.type_adapter.json_schema(by_alias=False), sort_keys=True))
+                parts.append(json.dumps(self.adapter.type_adapter.json_schema(by_alias=False), sort_keys=True))
         digest = hashlib.blake2b("\n".join(parts).encode(errors="backslashreplace"), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
@@ -221,14 +241,20 @@ class ResultCodec(Generic[T]):
 
     def __init__(self, tp: Any, size_check: PayloadSizeCheck | None = None) -> None:
         self.size_check = size_check or PayloadSizeCheck("the result")
-        self._adapter = value_adapter(tp, "the result")
+        self._type = tp
+        if not _builds_at_first_use.get():
+            _ = self.adapter
+
+    @cached_property
+    def adapter(self) -> "Adapter":
+        return value_adapter(self._type, "the result")
 
     def encode(self, value: object) -> str:
         """Encode a value. Raises ResultTypeError for a value of another type, PayloadError for one that cannot be written."""
-        return self._adapter.write(value, "the result cannot be stored", RESULT, ResultTypeError, self.size_check)
+        return self.adapter.write(value, "the result cannot be stored", RESULT, ResultTypeError, self.size_check)
 
     def decode(self, text: str | bytes) -> T:
-        return self._adapter.read(text, "the stored result does not fit its annotation", RESULT)
+        return self.adapter.read(text, "the stored result does not fit its annotation", RESULT)
 
 
 class Adapter(NamedTuple):
