@@ -1,13 +1,14 @@
 """Of the processes that serve the same queues only a few listen, and one of them acts on each notification."""
 
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
-from horsies.db.listen_group import WAITING_MARK, ListenGroup
+from horsies.db.listen_group import POLLS_PER_S, WAITING_MARK, ListenGroup
 from horsies.db.statement import Statement
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
@@ -154,6 +155,19 @@ def test_a_member_without_a_slot_polls(join: Join) -> None:
     members = join(3)
     members[2].group.poll = POLL(is_missed=True)
     eventually(lambda: members[2].received[:2] == [None, None])
+
+
+def test_where_many_wait_for_a_slot_each_polls_less_often(join: Join, sql: psycopg.Connection, database: str) -> None:
+    members = join(2)
+    (key,) = column(sql, f"select distinct classid::bigint {LOCKS}")
+    with ExitStack() as waiting:
+        for _ in range(24):
+            session = waiting.enter_context(psycopg.connect(database, autocommit=True))
+            session.execute("select pg_advisory_lock_shared(%s::integer, %s::integer)", [key, WAITING_MARK])
+        members += join(1)
+        assert members[2].group.pause_s == 24 / POLLS_PER_S
+        members[2].group.poll = POLL(is_missed=True)
+        eventually(lambda: members[2].received[:2] == [None, None])
 
 
 def test_a_stranger_that_takes_all_slots_makes_all_members_poll(

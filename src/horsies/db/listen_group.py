@@ -28,7 +28,8 @@ from horsies.db.statement import Op, Query, execute, load, one, rows
 SLOTS = 4
 WAITING_MARK = 1 << 20
 """The lock that the processes hold which wait for a slot; beyond all slots."""
-POLL_S = 0.5
+POLL_S, POLL_MAX_S, POLLS_PER_S = 0.5, 1.0, 32
+"""How often a process without a slot polls. Where many wait for one, their polls are spread over a longer time: together they notice as soon."""
 REFRESH_S = 5.0
 REFRESH_PAUSE_S = 0.05
 """Notifications cause at most one look at the slots per interval."""
@@ -70,6 +71,8 @@ class ListenGroup:
     """Its session holds the mark of those that wait for a slot."""
     due_at: float = 0.0
     """When there is something to do, on the monotonic clock."""
+    pause_s: float = POLL_S
+    """Between two polls."""
     _full_since: float | None = None
     _refresh_at: float = 0.0
     _refreshed_at: float = 0.0
@@ -149,8 +152,12 @@ class ListenGroup:
         has_capacity = self.has_capacity() and not self.is_resigned
         # In one round trip: most processes of a large group do nothing else, for hours.
         take_slot = [SQL["take_listen_slot"](group=self._key, slots=self.slots)] if has_capacity else []
-        (missed,), *slots = reversed(run(execute(*take_slot, self.poll)))
-        slot = slots[0][0] if slots and slots[0] else None
+        count = [SQL["count_waiting"](group=self._key, mark=WAITING_MARK)] if now >= self._refresh_at else []
+        (missed,), *others = reversed(run(execute(*count, *take_slot, self.poll)))
+        slot = others[0][0] if take_slot and others[0] else None
+        if count:
+            self._refresh_at = now + REFRESH_S
+            self.pause_s = min(max(POLL_S, others[-1][0][0] / POLLS_PER_S), POLL_MAX_S)
         wants = has_capacity and slot is None
         if wants != self.is_waiting:
             mark = SQL["mark_waiting" if wants else "unmark_waiting"]
@@ -164,7 +171,7 @@ class ListenGroup:
             run(rows(SQL["notify_listeners"](payload=self._changed_payload)))
             return frozenset()  # LISTEN comes into force, and everything is looked at
         cost_s = time.monotonic() - now
-        self.due_at = now + max(POLL_S, min(POLL_PAUSE_PER_COST * cost_s, POLL_PAUSE_MAX_S))
+        self.due_at = now + max(self.pause_s, min(POLL_PAUSE_PER_COST * cost_s, POLL_PAUSE_MAX_S))
         return frozenset(channel for channel, is_missed in zip(self.channels, missed, strict=True) if is_missed)
 
     def _refresh(self, run: RunOp) -> None:

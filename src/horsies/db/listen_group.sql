@@ -29,5 +29,15 @@ select pg_advisory_unlock_shared(%(group)s::integer, %(mark)s::integer);
 -- True: no process waits for a slot. Nothing is kept: the lock ends with this transaction.
 select pg_try_advisory_xact_lock(%(group)s::integer, %(mark)s::integer);
 
+-- name: count_waiting
+select count(*)
+from pg_locks
+where locktype = 'advisory'
+and database = (select oid from pg_database where datname = current_database())
+and classid = %(group)s::bigint::oid
+and objsubid = 2
+and objid = %(mark)s::bigint::oid
+and granted;
+
 -- name: notify_listeners
 select pg_notify('{new_channel}', %(payload)s::text);
