@@ -112,6 +112,7 @@ clean: ## remove what the other targets created
 # The groups are installed from a file because pip supports dependency groups only since 25.1.
 $(ready): pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo 'make: no interpreter "$(PYTHON)"; choose one with PYTHON=...' >&2; exit 1; }
+	@test -n "$(python_version)" || { echo 'make: "$(PYTHON)" does not run; choose another interpreter with PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c '$(new_enough)' || { echo 'make: horsies needs Python 3.11 or newer, and "$(PYTHON)" is $(python_version); choose another with PYTHON=python3.12' >&2; exit 1; }
 	@echo 'making .venv with Python $(python_version)'
 	@set -e; base=$$("$(PYTHON)" -c '$(base_python)'); rm -rf .venv; \
