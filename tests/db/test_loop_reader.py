@@ -15,7 +15,7 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.db.listen_group import ListenGroup
-from horsies.db.listener import Listener, ListenerTimings, LoopNotificationReader, read_notifications
+from horsies.db.listener import Listener, ListenerTimings, LoopNotificationReader, ReaderHandoff
 from horsies.model.config import PostgresConfig
 from tests.db.test_listen_group import POLL
 from tests.db.test_listener import LISTENERS, QUICK, notify
@@ -302,6 +302,9 @@ def test_a_payload_that_is_not_text_is_read(server: DatabaseServer) -> None:
         with psycopg.connect(server.url(name), autocommit=True) as connection:
             connection.execute("listen anything")
             connection.pgconn.exec_(b"select pg_notify('anything', 'x' || convert_from('\\xff'::bytea, 'SQL_ASCII'))")
-            assert eventually(lambda: read_notifications(connection)) == [("anything", "x\ufffd")]
+            received: list[tuple[str, str]] = []
+            handoff = ReaderHandoff(lambda channel, payload: received.append((channel, payload)), lambda: None)
+            eventually(lambda: handoff.read(connection) or received)
+            assert received == [("anything", "x\ufffd")]
     finally:
         server.admin.execute(f"drop database {name} with (force)".encode())

@@ -276,34 +276,41 @@ class Listener:
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
+            due_at = 0.0
             try:
                 while not self._is_closing:
-                    self._update_groups(connection)
-                    missing = self._wanted_channels() - self._in_force
-                    if missing and (self._is_direct or self._test.has_passed):
-                        self._listen(connection, missing)
-                    if self._is_direct and self._wanted_locks != self._held_locks:
-                        self._update_locks(connection)
-                    self._handoff.assign(connection, selector, is_listening=bool(self._in_force))
-                    # When there is something to do, whatever arrives until then. Without a channel in force there is nothing to test.
-                    due_at = [group.due_at for group in self._groups]
-                    due_at += [self._test.due_at] if self._in_force else []
-                    due_at += [self._waiter_slot_due_at] if self._lacks_slot or self._waiter_slot is not None else []
-                    now = time.monotonic()
-                    ready = selector.select(max(0.0, min(due_at, default=now + IDLE_S) - now))
+                    # Not for each notification: a process that sends and waits receives many.
+                    if time.monotonic() >= due_at:
+                        due_at = self._update(connection, selector)
+                    ready = selector.select(max(0.0, due_at - time.monotonic()))
                     if any(key.fileobj is self._wake_reader for key, _ in ready):
                         self._wake_reader.recv(4096)
+                        due_at = 0.0
                     self._handoff.read(connection)
-                    if self._test.sent is not None and self._test.received == self._test.sent:
-                        self._test.has_passed = True
-                        self._test.schedule(self._timings.test_interval_s)
-                        self._set_polling(is_polling=False)
-                    if self._in_force and time.monotonic() >= self._test.due_at:
-                        self._unlisten(connection, self._in_force - self._wanted_channels())
-                        if self._in_force:
-                            self._continue_test()
             finally:
                 self._handoff.withdraw()
+
+    def _update(self, connection: psycopg.Connection, selector: selectors.BaseSelector) -> float:
+        """Do what other threads have asked for, and what has become due. Return when there is something to do, whatever arrives until then."""
+        if self._test.sent is not None and self._test.received == self._test.sent:
+            self._test.has_passed = True
+            self._test.schedule(self._timings.test_interval_s)
+            self._set_polling(is_polling=False)
+        if self._in_force and time.monotonic() >= self._test.due_at:
+            self._unlisten(connection, self._in_force - self._wanted_channels())
+            if self._in_force:
+                self._continue_test()
+        self._update_groups(connection)
+        missing = self._wanted_channels() - self._in_force
+        if missing and (self._is_direct or self._test.has_passed):
+            self._listen(connection, missing)
+        if self._is_direct and self._wanted_locks != self._held_locks:
+            self._update_locks(connection)
+        self._handoff.assign(connection, selector, is_listening=bool(self._in_force))
+        due_at = [group.due_at for group in self._groups]
+        due_at += [self._test.due_at] if self._in_force else []  # without a channel in force there is nothing to test
+        due_at += [self._waiter_slot_due_at] if self._lacks_slot or self._waiter_slot is not None else []
+        return min(due_at, default=time.monotonic() + IDLE_S)
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
         if not self._in_force:
@@ -556,27 +563,31 @@ class ReaderHandoff:
             reader.close()
             self._wake_thread()
 
-    def _read_on_loop(self, connection: psycopg.Connection, reader: "LoopNotificationReader") -> None:
-        if not self.in_use.acquire(blocking=False):
+    # -- on that loop, or on the thread
+
+    def read(self, connection: psycopg.Connection, reader: "LoopNotificationReader | None" = None) -> None:
+        """Read what has arrived, and pass it on. `reader` is that of the loop which calls this; it never waits for the thread."""
+        if not self.in_use.acquire(blocking=reader is None):
             return  # the thread uses it, and reads what there is
+        received: list[tuple[str, str]] = []
         try:
-            received = read_notifications(connection) if self._assigned_to is reader else []
+            if reader is self._assigned_to or reader is None:
+                connection.pgconn.consume_input()
+                while notification := connection.pgconn.notifies():
+                    # Any user may have sent it, and a database with the encoding SQL_ASCII does not check the bytes.
+                    name, payload = notification.relname, notification.extra
+                    received.append((name.decode(errors="replace"), payload.decode(errors="replace")))
         except psycopg.Error:
+            if reader is None:
+                raise
             reader.stop()  # the thread finds the error itself
             self._wake_thread()
-            return
         finally:
             self.in_use.release()
-        for channel, payload in received:
-            self._on_notification(channel, payload)
+        for channel, text in received:
+            self._on_notification(channel, text)
 
     # -- on the thread
-
-    def read(self, connection: psycopg.Connection) -> None:
-        with self.in_use:
-            received = read_notifications(connection)
-        for channel, payload in received:
-            self._on_notification(channel, payload)
 
     def assign(self, connection: psycopg.Connection, selector: selectors.BaseSelector, *, is_listening: bool) -> None:
         """Assign the reading to the loop that requests it; without one the selector of the thread watches the connection.
@@ -590,7 +601,7 @@ class ReaderHandoff:
         if self._assigned_to is None:
             selector.unregister(connection.fileno())
         self.withdraw()
-        if reader is not None and reader.watch(connection.fileno(), partial(self._read_on_loop, connection, reader)):
+        if reader is not None and reader.watch(connection.fileno(), partial(self.read, connection, reader)):
             self._assigned_to = reader
         else:
             selector.register(connection.fileno(), selectors.EVENT_READ)
@@ -601,16 +612,6 @@ class ReaderHandoff:
         if reader is not None:
             with suppress(RuntimeError):
                 reader.loop.call_soon_threadsafe(reader.stop)
-
-
-def read_notifications(connection: psycopg.Connection) -> list[tuple[str, str]]:
-    """Return channel and payload of each notification that has arrived."""
-    connection.pgconn.consume_input()
-    received: list[tuple[str, str]] = []
-    while notification := connection.pgconn.notifies():
-        # Any user may have sent it, and a database with the encoding SQL_ASCII does not check the bytes.
-        received.append((notification.relname.decode(errors="replace"), notification.extra.decode(errors="replace")))
-    return received
 
 
 class LoopNotificationReader:
