@@ -7,8 +7,7 @@ blocking one. `pipeline.py` has the protocol.
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import pq
@@ -21,8 +20,6 @@ from horsies.db.statement import AnyRequest, Op, Request, Rows, Statement
 from horsies.model.config import PostgresConfig
 
 T = TypeVar("T")
-Results: TypeAlias = list[Rows] | Exception
-OnResults: TypeAlias = Callable[[Results], None]
 
 ROLLBACK = Statement("rollback", "rollback")
 SESSION_SETTINGS = Statement(
@@ -51,7 +48,8 @@ class LoopConnection:
         self._purpose = purpose
         self._prepared = PreparedStatements()
         self._pgconn: pq.abc.PGconn | None = None  # while it is connected; it may have broken since
-        self._on_results: OnResults | None = None
+        self._under_way: tuple[Op[Any], Callable[[Any], None]] | None = None
+        """The operation whose request was sent, and what to call with its result."""
         self.has_own_session = False
         """Its session is ours, and not one of a pooler, which may lead to another server at the next transaction."""
 
@@ -75,13 +73,21 @@ class LoopConnection:
         return self._pgconn is not None and self._pgconn.status != pq.ConnStatus.BAD
 
     def submit(self, op: Op[T], on_done: Callable[[T | Exception], None]) -> None:
-        """Send an operation of one request now and call back with its result: an asyncio task for each batch would cost too much.
+        """Send an operation of one request now; the loop calls `on_done` with its result, never before this returns. An asyncio task for each
+        batch would cost too much.
 
         Call only when it is ready, and not again before `on_done`; after a database error call `recover` first.
         """
+        self._under_way = op, on_done
         try:
-            self._send(next(op), partial(_finish, op, on_done))
+            self._pipeline.send(cast("Request", next(op)), self._config.schema)
+            if self._pgconn is not None and self._pgconn.flush():
+                self._loop.add_writer(self._socket, self._on_writable)
+        except psycopg.Error as error:
+            # Delivered in this round of the loop; nothing else can be submitted before the next one.
+            self._loop.call_soon(self._deliver, error)
         except BaseException:
+            self._under_way = None
             self.close()
             raise
 
@@ -133,7 +139,7 @@ class LoopConnection:
     async def _execute(self, request: AnyRequest) -> list[Rows]:
         future: asyncio.Future[list[Rows]] = self._loop.create_future()
 
-        def resolve(results: Results) -> None:
+        def resolve(results: list[Rows] | Exception) -> None:
             if future.done():  # it was cancelled
                 return
             if isinstance(results, Exception):
@@ -141,18 +147,8 @@ class LoopConnection:
             else:
                 future.set_result(results)
 
-        self._send(request, resolve)
+        self.submit(_one_request(request), resolve)
         return await future
-
-    def _send(self, request: AnyRequest, on_results: OnResults) -> None:
-        """Send a request. The loop calls `on_results`, never before this returns."""
-        try:
-            self._pipeline.send(cast("Request", request), self._config.schema)
-            if self._pgconn is not None and self._pgconn.flush():
-                self._loop.add_writer(self._socket, self._on_writable)
-            self._on_results = on_results
-        except psycopg.Error as error:
-            self._loop.call_soon(on_results, error)
 
     def _on_writable(self) -> None:
         try:
@@ -173,22 +169,25 @@ class LoopConnection:
                 self._loop.remove_reader(self._socket)
             self._deliver(error)
 
-    def _deliver(self, results: Results) -> None:
-        """After an error was delivered there is no pending callback; late results are ignored."""
-        on_results, self._on_results = self._on_results, None
-        if on_results is not None:
-            on_results(results)
+    def _deliver(self, results: list[Rows] | Exception) -> None:
+        """Resume the operation that is under way, and pass its result on. After an error there is none; late results are ignored."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        op, on_done = under_way
+        outcome: object = AssertionError("a submitted operation may make only one request")
+        try:
+            if isinstance(results, Exception):
+                op.throw(results)
+            else:
+                op.send(results)
+        except StopIteration as end:
+            outcome = end.value
+        except Exception as error:  # noqa: BLE001 - the caller of `submit` decides
+            outcome = error
+        on_done(outcome)
 
 
-def _finish(op: Op[T], on_done: Callable[[T | Exception], None], results: Results) -> None:
-    outcome: T | Exception = AssertionError("a submitted operation may make only one request")
-    try:
-        if isinstance(results, Exception):
-            op.throw(results)
-        else:
-            op.send(results)
-    except StopIteration as end:
-        outcome = end.value
-    except Exception as error:  # noqa: BLE001 - the caller of `submit` decides
-        outcome = error
-    on_done(outcome)
+def _one_request(request: AnyRequest) -> Op[list[Rows]]:
+    results: list[Rows] = yield request
+    return results
