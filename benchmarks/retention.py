@@ -38,7 +38,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
 from horsies.tasks import handle
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, claims_from_rows, lanes_from_start
+from horsies.tasks.claim import ClaimRequest, claim_tasks, claims_from_rows, lanes_from_start
 from horsies.tasks.finish import finish_tasks
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
@@ -117,7 +117,7 @@ class Traffic:
         wanted = ClaimRequest(worker, TaskStatus.RUNNING, BATCH, 60_000)
         with self._connected(self.waits) as connection:
             while not self._over.is_set():
-                claim = claim_from_queues(wanted, lanes_from_start(["default"]))
+                claim = claim_tasks(wanted, lanes_from_start(["default"]))
                 began = time.perf_counter()
                 *_, claimed, _ = execute_on(
                     connection, Request((BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT())), "horsies"

@@ -22,7 +22,7 @@ from horsies.tasks.claim import (
     Caps,
     ClaimRequest,
     Lane,
-    claim_from_queues,
+    claim_tasks,
     claims_from_rows,
     get_in_flight_from,
     lock_caps,
@@ -54,7 +54,7 @@ def _run(place: Place, passed: int, meanwhile: Callable[[Place], AbstractContext
         def claim(limit: int) -> list[Claim]:
             request = ClaimRequest(worker, TaskStatus.RUNNING, limit, 60_000, caps=caps)
             lock = lock_caps(caps.lock_keys(["default"]), "horsies")
-            _, claimed, in_flight = do(lock, claim_from_queues(request, [lane]), get_in_flight_from(caps))
+            _, claimed, in_flight = do(lock, claim_tasks(request, [lane]), get_in_flight_from(caps))
             ((caps.in_flight.since,),) = in_flight
             return claims_from_rows(claimed)
 

@@ -13,9 +13,9 @@ from horsies.model.errors import QueueError
 from horsies.model.status import TaskStatus
 from horsies.tasks.claim import (
     Caps,
+    ClaimFrom,
     ClaimRequest,
-    claim_from_queues,
-    claim_from_watermarks,
+    claim_tasks,
     lanes_from_start,
     lock_caps,
 )
@@ -251,7 +251,7 @@ def test_without_caps_there_is_no_lock_and_no_count(
 
 
 def explained(broker: PostgresBroker, request: ClaimRequest, *, watermarks: bool = False) -> str:
-    query = (claim_from_watermarks if watermarks else claim_from_queues)(request, lanes_from_start(["default"]))
+    query = claim_tasks(request, lanes_from_start(["default"]), ClaimFrom.WATERMARKS if watermarks else ClaimFrom.START)
     statement = query.statement
     prefixed = type(statement)(statement.name, f"explain (analyze, costs off, timing off) {statement.text}")
     (rows,) = do(broker, type(query)(prefixed, query.params))

@@ -14,9 +14,9 @@ from horsies.model.status import TaskStatus
 from horsies.ops import Ops
 from horsies.tasks.claim import (
     Caps,
+    ClaimFrom,
     ClaimRequest,
-    claim_from_queues,
-    claim_from_watermarks,
+    claim_tasks,
     claims_from_rows,
     get_caps_set_at_run_time,
     lanes_from_start,
@@ -46,9 +46,9 @@ def ops(database: str, broker: PostgresBroker) -> Generator[Ops]:
 
 def claimed(broker: PostgresBroker, caps: Caps, *, watermarks: bool = False) -> list[str]:
     """Claim as a worker that knows these caps. Returns the queues of what it got."""
-    query = claim_from_watermarks if watermarks else claim_from_queues
+    claim_from = ClaimFrom.WATERMARKS if watermarks else ClaimFrom.START
     lanes = [replace(lane, priority=100) for lane in lanes_from_start(QUEUES)]
-    (rows,) = do(broker, query(replace(REQUEST, caps=caps), lanes))
+    (rows,) = do(broker, claim_tasks(replace(REQUEST, caps=caps), lanes, claim_from))
     return sorted(found.queue_name for found in claims_from_rows(rows))
 
 

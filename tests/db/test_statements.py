@@ -15,10 +15,10 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskOptions
 from horsies.tasks import control, enqueue, finish, handle, queues
 from horsies.tasks.claim import (
+    ClaimFrom,
     ClaimRequest,
     Lane,
-    claim_from_queues,
-    claim_from_watermarks,
+    claim_tasks,
     lanes_from_start,
     start_tasks,
 )
@@ -152,12 +152,12 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
     roots = [str(root) for root in column(filled, "select id::text from horsies.workflows limit 3")]
     endings = [Ending(task_id, 1, TaskStatus.COMPLETED, "1") for task_id in ids]
     return {
-        "claim_from_queues": claim_from_queues(running, lanes_from_start(["default", "other"])),
-        "claim_from_watermarks": claim_from_watermarks(running, [Lane("default", 100, claims[0].enqueued_at)]),
-        "claim_one": claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(["default"])),
-        "claim_hundreds": claim_from_queues(
-            ClaimRequest(ME, TaskStatus.CLAIMED, 500, 60_000), lanes_from_start(["default"])
+        "claim_from_queues": claim_tasks(running, lanes_from_start(["default", "other"])),
+        "claim_from_watermarks": claim_tasks(
+            running, [Lane("default", 100, claims[0].enqueued_at)], ClaimFrom.WATERMARKS
         ),
+        "claim_one": claim_tasks(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(["default"])),
+        "claim_hundreds": claim_tasks(ClaimRequest(ME, TaskStatus.CLAIMED, 500, 60_000), lanes_from_start(["default"])),
         "start_one": start_tasks(ME, claims[:1]),
         "start_hundred": start_tasks(ME, claims),
         "finish_one": finish_tasks(ME, endings[:1]),

@@ -16,11 +16,11 @@ from horsies.maintenance import rescue
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, NewTask, TaskOptions
-from horsies.tasks.claim import Caps, ClaimRequest, lanes_from_start
+from horsies.tasks.claim import Caps, ClaimFrom, ClaimRequest, lanes_from_start
 from horsies.tasks.control import CancelOutcome, cancel_task
 from horsies.tasks.enqueue import enqueue
 from horsies.tasks.ids import new_task_id
-from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
+from horsies.worker.batch import Batch, BatchResult, run_batch
 from tests.fixtures.journey import column
 
 WORKERS = [f"00000000-0000-4000-8000-00000000000{digit}" for digit in "abc"]

@@ -14,7 +14,7 @@ from horsies.tasks.claim import (
     Caps,
     ClaimRequest,
     InFlight,
-    claim_from_queues,
+    claim_tasks,
     get_in_flight_from,
     get_queue_heads,
     lanes_from_start,
@@ -174,7 +174,7 @@ def test_a_locked_row_is_skipped_without_waiting(
 ) -> None:
     first, second = send_new(broker, 2)
     with psycopg.connect(database) as winner:
-        query = claim_from_queues(ClaimRequest(OTHER, TaskStatus.RUNNING, 1, 0), lanes_from_start(["default"]))
+        query = claim_tasks(ClaimRequest(OTHER, TaskStatus.RUNNING, 1, 0), lanes_from_start(["default"]))
         winner.execute(query.statement.for_schema("horsies"), query.params)  # no COMMIT yet: the row is locked
         assert [held.id for held in claim(broker)] == [second.id]
         winner.rollback()
@@ -234,13 +234,13 @@ def test_a_later_count_finds_a_claim_that_was_not_committed_yet(
     caps = replace(caps, in_flight=InFlight())
     send_new(broker, 5)
     request = ClaimRequest(ME, TaskStatus.RUNNING, 5, 1_000, caps=caps)
-    uncommitted = claim_from_queues(replace(request, worker=OTHER, limit=1, caps=Caps()), lanes_from_start(["default"]))
+    uncommitted = claim_tasks(replace(request, worker=OTHER, limit=1, caps=Caps()), lanes_from_start(["default"]))
     with sql.transaction():
         sql.execute(uncommitted.statement.for_schema("horsies"), dict(uncommitted.params))
         do(broker, finish_tasks(ME, [completed(held) for held in claim(broker, 1)]))
         ((caps.in_flight.since,),) = do(broker, get_in_flight_from(caps))[0]
     assert caps.in_flight.since != "0"
-    (claimed,) = do(broker, claim_from_queues(request, lanes_from_start(["default"])))
+    (claimed,) = do(broker, claim_tasks(request, lanes_from_start(["default"])))
     assert len(claimed) == 1
 
 

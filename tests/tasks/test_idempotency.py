@@ -12,7 +12,7 @@ import pytest
 from horsies import KeyConflictError, Sender, TaskStatus
 from horsies.model.send_options import OnConflict
 from horsies.model.task import Claim
-from horsies.tasks.claim import ClaimRequest, claim_from_queues, lanes_from_start
+from horsies.tasks.claim import ClaimRequest, claim_tasks, lanes_from_start
 from horsies.tasks.control import cancel_task
 from horsies.tasks.finish import end_or_retry_tasks, finish_tasks
 from tests.fixtures.eventually import wait_until_blocked
@@ -203,7 +203,7 @@ def test_a_replacement_that_waits_for_a_claim_leaves_the_started_task_alone(
     keyed = shop.pack.with_options(key="k", on_conflict="replace")
     keyed.send(1)
     with psycopg.connect(database) as worker:
-        query = claim_from_queues(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(QUEUES))
+        query = claim_tasks(ClaimRequest(ME, TaskStatus.RUNNING, 1, 60_000), lanes_from_start(QUEUES))
         worker.execute(query.statement.for_schema("horsies"), query.params)  # not committed yet
         replacing = thread.submit(keyed.send, 2)
         wait_until_blocked(sql, on=worker)

@@ -17,6 +17,7 @@ from horsies.tasks.claim import (
     MAX_LOAD_BYTES,
     ClaimRequest,
     Payload,
+    claim_tasks,
     fail_unclaimable_task,
     lanes_from_start,
     list_claimable_tasks,
@@ -44,7 +45,8 @@ def load(broker: PostgresBroker, claims: list[Claim], worker: str = ME) -> dict[
 @pytest.mark.promise("D6")
 @pytest.mark.parametrize("limit", [1, 2, 100, 1_000, 100_000])
 def test_a_claim_returns_a_bounded_number_of_bytes(limit: int) -> None:
-    inline_bytes = ClaimRequest(ME, TaskStatus.RUNNING, limit, 1_000).inline_bytes
+    inline_bytes = claim_tasks(ClaimRequest(ME, TaskStatus.RUNNING, limit, 1_000), []).params["inline_bytes"]
+    assert isinstance(inline_bytes, int)
     assert INLINE_BYTES_MIN <= inline_bytes <= INLINE_BYTES_MAX
     assert inline_bytes * limit <= max(MAX_CLAIM_BYTES, INLINE_BYTES_MIN * limit)
 

@@ -9,9 +9,9 @@ from horsies.model.attempt_log import StoredLog
 from horsies.model.payload_errors import MOST_BYTES
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending
-from horsies.tasks.claim import EPOCH, MAX_LOAD_BYTES, NO_CAPS, Caps, ClaimRequest, Payload
+from horsies.tasks.claim import EPOCH, MAX_LOAD_BYTES, NO_CAPS, Caps, ClaimFrom, ClaimRequest, Payload
 from horsies.tasks.unknown import unknown_task_claim
-from horsies.worker.batch import Batch, BatchResult, ClaimFrom
+from horsies.worker.batch import Batch, BatchResult
 from horsies.worker.plan import (
     BYTES_PER_BATCH,
     ENDINGS_PER_BATCH,

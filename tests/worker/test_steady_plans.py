@@ -7,9 +7,9 @@ from horsies.db.loop_connection import LoopConnection
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
 from horsies.model.task import Ending
-from horsies.tasks.claim import EPOCH, NO_CAPS, ClaimRequest, Lane
+from horsies.tasks.claim import EPOCH, NO_CAPS, ClaimFrom, ClaimRequest, Lane
 from horsies.tasks.handle import get_results
-from horsies.worker.batch import Batch, BatchResult, ClaimFrom, run_batch
+from horsies.worker.batch import Batch, BatchResult, run_batch
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, row
 

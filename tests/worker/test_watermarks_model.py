@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from horsies.model.task import Claim
-from horsies.tasks.claim import NO_CAPS, Caps, ClaimRequest, Lane
-from horsies.worker.batch import Batch, BatchResult, ClaimFrom
+from horsies.tasks.claim import NO_CAPS, Caps, ClaimFrom, ClaimRequest, Lane
+from horsies.worker.batch import Batch, BatchResult
 from horsies.worker.watermarks import LaneLimits, Watermarks
 from tests.fixtures.dispatching import Simulation, make_state
 

@@ -133,13 +133,14 @@ def prepare(
     if isinstance(bound, TaskError):
         return context.run(_fail_before_start, running, bound)
     task, function = bound
-    if (tracer := task.tracer) is not None:
+    if (tracer := task.app.tracer) is not None:
         work = TaskSpan(given.id, given.task_name, given.queue_name, given.attempt, given.trace)
         running.span = context.run(begin_span, tracer, work)
     if task.keeps_logs:
         running.lines = capture(given.assignment_no)
         context.run(set_current_lines, running.lines)
-    if middlewares := task.middlewares:
+    all_ = task.app.middlewares
+    if middlewares := all_ and [each for each in all_ if each.applies_to(is_async=task.is_async)]:
         running.surrounded = call = Surrounded(middlewares, current, task, function)
         return PreparedCall(task, call.call if task.is_async else call.call_now, context)
     return PreparedCall(task, function, context)

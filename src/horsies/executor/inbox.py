@@ -107,7 +107,13 @@ class Inbox:
         """Wait for messages, unless some were received before, and apply them. Called by one thread at a time."""
         try:
             for message in received or self._parent.receive():
-                if isinstance(message, Interrupt):
+                if isinstance(message, RunTasks):
+                    with self._state:
+                        self.pending.extend(message.assignments)
+                        if self._is_leaving:  # the worker sent it before it read that
+                            self.send(pack(*self._clear_pending()))
+                    runner.wake()
+                elif isinstance(message, Interrupt):
                     self._interrupt(message, runner)
                 elif isinstance(message, Ping):
                     self.send(pack(Pong(runner.on_ping())))
@@ -143,10 +149,6 @@ class Inbox:
 
     def _apply(self, message: Message) -> None:
         match message:
-            case RunTasks(assignments):
-                self.pending.extend(assignments)
-                if self._is_leaving:
-                    self.send(pack(*self._clear_pending()))  # the worker sent it before it read that we are leaving
             case Recall(behind):
                 is_due = behind in {NO_ASSIGNMENT, self._last_taken}
                 self.send(pack(*((is_due and self._clear_pending()) or [Returned([])])))

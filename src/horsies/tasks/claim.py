@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import Protocol, TypedDict
 
 from horsies.db.statement import Query, Row, load
@@ -98,10 +99,14 @@ class ClaimRequest:
     avoided_signatures: Sequence[int] = ()
     """Signatures, as this worker has them, of tasks whose arguments it may be unable to read."""
 
-    @property
-    def inline_bytes(self) -> int:
-        """Payloads up to this size come with the claim. All of them together stay within MAX_CLAIM_BYTES."""
-        return max(INLINE_BYTES_MIN, min(INLINE_BYTES_MAX, MAX_CLAIM_BYTES // max(1, self.limit)))
+
+class ClaimFrom(Enum):
+    WATERMARKS = auto()
+    """A lane for each queue and priority, each from its watermark. There is no limit for each queue."""
+    QUEUES = auto()
+    """A lane for each queue, from its watermark and all later priorities: where the tasks of a queue are counted."""
+    START = auto()
+    """A lane for each queue, from its start."""
 
 
 def lanes_from_start(queues: Iterable[str]) -> list[Lane]:
@@ -113,23 +118,9 @@ def lock_caps(keys: Sequence[str], schema: str) -> Query:
     return SQL["lock_caps"](keys=list(keys), schema=schema)
 
 
-def claim_from_watermarks(request: ClaimRequest, lanes: Sequence[Lane]) -> Query:
-    """Claim by one lane for each queue and priority, without a limit for each queue."""
-    return SQL["claim_from_watermarks"](**_claim_params(request, lanes))
-
-
-def claim_from_queues(request: ClaimRequest, lanes: Sequence[Lane]) -> Query:
-    """Claim by one lane for each queue: from its watermark on, and from all later priorities. Counts the tasks of capped queues."""
-    return SQL["claim_from_queues"](
-        caps=[request.caps.queues.get(lane.queue_name) for lane in lanes],
-        counted=[status.value for status in request.caps.counted],
-        queue_limit=min(request.limit, request.queue_limit or request.limit),
-        **_claim_params(request, lanes),
-    )
-
-
-def _claim_params(request: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, object]:
-    return {
+def claim_tasks(request: ClaimRequest, lanes: Sequence[Lane], claim_from: ClaimFrom = ClaimFrom.START) -> Query:
+    """Claim the first tasks of these lanes."""
+    params = {
         "queues": [lane.queue_name for lane in lanes],
         "priorities": [lane.priority for lane in lanes],
         "watermarks": [lane.watermark for lane in lanes],
@@ -143,8 +134,17 @@ def _claim_params(request: ClaimRequest, lanes: Sequence[Lane]) -> dict[str, obj
         "excluded": list(request.excluded),
         "avoided_names": list(request.avoided_names),
         "avoided_signatures": list(request.avoided_signatures),
-        "inline_bytes": request.inline_bytes,
+        # Payloads up to this size come with the claim. All of them together stay within MAX_CLAIM_BYTES.
+        "inline_bytes": max(INLINE_BYTES_MIN, min(INLINE_BYTES_MAX, MAX_CLAIM_BYTES // max(1, request.limit))),
     }
+    if claim_from is ClaimFrom.WATERMARKS:
+        return SQL["claim_from_watermarks"](**params)
+    return SQL["claim_from_queues"](
+        caps=[request.caps.queues.get(lane.queue_name) for lane in lanes],
+        counted=[status.value for status in request.caps.counted],
+        queue_limit=min(request.limit, request.queue_limit or request.limit),
+        **params,
+    )
 
 
 def claims_from_rows(rows: Sequence[Row]) -> list[Claim]:

@@ -100,9 +100,8 @@ def current_task_if_any() -> CurrentTask | None:
     return _current.get(None)
 
 
-def set_current_task(current: CurrentTask) -> None:
-    """Set the task of the current context. The executor calls this in a context of its own for each task."""
-    _current.set(current)
+set_current_task = _current.set
+"""Set the task of the current context. The executor calls this in a context of its own for each task."""
 
 
 def warn_inside_task(stacklevel: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from operator import eq
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
@@ -108,11 +108,11 @@ class Sender(Generic[P, T]):
         self._options = options
         self.arguments = arguments
         self.result = result
-        self._app = app
+        self.app = app
         self._key = key
         self._connection = connection
 
-    @property
+    @cached_property
     def options(self) -> TaskOptions:
         """The options of the tasks that this sends."""
         return self._options
@@ -163,18 +163,15 @@ class Sender(Generic[P, T]):
         return tasks
 
     def _send(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
-        if not tasks or _suppress_depth or self._app.suppresses_sends:
+        if not tasks or _suppress_depth or self.app.suppresses_sends:
             return self._handles([task.id for task in tasks], InertHandle)
-        connection = caller_connection(self._app, self._connection)
+        connection = caller_connection(self.app, self._connection)
         if connection is None:
             # Not with a caller's connection: SQLAlchemy's `run_sync` waits for one without blocking the loop.
             warn_in_event_loop(_ASYNC_METHODS, stacklevel=3)
-        return self._send_on(connection, tasks)
-
-    def _send_on(self, connection: object | None, tasks: Tasks) -> Sequence[TaskHandle[T]]:
-        broker, key = self._app.broker, self._key
-        is_observed = subscribers or self._app.tracer is not None
-        with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
+        broker, key = self.app.broker, self._key
+        is_observed = subscribers or self.app.tracer is not None
+        with observe_send(self.app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
             tasks = send.tasks
             if connection is None:
                 send.ids = broker.run(partial(enqueue, tasks, key), again=partial(enqueue_again, tasks, key))
@@ -183,16 +180,16 @@ class Sender(Generic[P, T]):
         return self._handles(send.ids)
 
     async def _send_async(self, tasks: Tasks) -> Sequence[TaskHandle[T]]:
-        if not tasks or _suppress_depth or self._app.suppresses_sends:
+        if not tasks or _suppress_depth or self.app.suppresses_sends:
             return self._handles([task.id for task in tasks], InertHandle)
-        connection, transactions = self._connection, self._app.transactions
+        connection, transactions = self._connection, self.app.transactions
         if connection is JOIN_OPEN and transactions is not None:
             joined = await transactions.call(partial(self._send_if_open, tasks))
             if joined is not None:
                 return joined
-        broker, key = self._app.broker, self._key
-        is_observed = subscribers or self._app.tracer is not None
-        with observe_send(self._app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
+        broker, key = self.app.broker, self._key
+        is_observed = subscribers or self.app.tracer is not None
+        with observe_send(self.app.tracer, tasks) if is_observed else nullcontext(TracedSend(tasks)) as send:
             tasks = send.tasks
             if connection is None or connection is JOIN_OPEN:
                 verb, again = partial(enqueue, tasks, key), partial(enqueue_again, tasks, key)
@@ -202,12 +199,12 @@ class Sender(Generic[P, T]):
         return self._handles(send.ids)
 
     def _send_if_open(self, tasks: Tasks) -> Sequence[TaskHandle[T]] | None:
-        connection = caller_connection(self._app, JOIN_OPEN)
-        return None if connection is None else self._send_on(connection, tasks)
+        """Send within the transaction that this thread has opened; None without one."""
+        return None if caller_connection(self.app, JOIN_OPEN) is None else self._send(tasks)
 
     def _handles(self, ids: Sequence[TaskId], kind: type[TaskHandle[T]] = TaskHandle) -> Sequence[TaskHandle[T]]:
         sent_at = 0.0 if self._key else time.monotonic()  # a key may stand for a task that was sent long ago
-        handle = partial(kind, codec=self.result, app=self._app, sent_at=sent_at)
+        handle = partial(kind, codec=self.result, app=self.app, sent_at=sent_at)
         return [*map(handle, ids)] if isinstance(ids, list) else LazyHandles(ids, handle)
 
     if not TYPE_CHECKING:

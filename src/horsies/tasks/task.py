@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
-from horsies.events import Tracer
 from horsies.model.codec import ArgumentsCodec, ResultCodec
 from horsies.model.error_codes import RESERVED_CODES, ContractCode, ErrorCodes, OperationalErrorCode
 from horsies.model.errors import (
@@ -28,7 +27,6 @@ from horsies.model.retry_policy import RetryPolicy
 from horsies.model.send_options import OnConflict, SendOptions, TaskOptions, sent_values
 from horsies.model.signature import ok_type
 from horsies.tasks.handle import JOIN_OPEN, AppContext
-from horsies.tasks.middleware import Middleware
 from horsies.tasks.nodes import AnyNode, JoinWord, NodeMaker, TaskNode
 from horsies.tasks.sender import Call, Sender
 
@@ -78,18 +76,18 @@ class BaseTask(Sender[P, T]):
         self.__module__ = function.__module__
         self.__wrapped__ = function  # what `inspect.signature` and documentation tools look for
 
-    @property
+    @cached_property
     def options(self) -> TaskOptions:
         """The options of the tasks that this sends. Raises TaskDefinitionError if `on_failure` names a task that cannot be found or used."""
-        if self.on_failure is not None and self._options.on_failure is None:
-            target = self._app.known_tasks.get(str(self.on_failure))
-            if target is None:
-                raise TaskDefinitionError(
-                    f"task {self.name!r}: on_failure names {self.on_failure!r}, which is not defined here; "
-                    "give the task instead of its name, or import its module before the send"
-                )
-            self._options = self._options._replace(on_failure=self._failure_target(target))
-        return self._options
+        if self.on_failure is None or self._options.on_failure is not None:
+            return self._options
+        target = self.app.known_tasks.get(str(self.on_failure))
+        if target is None:
+            raise TaskDefinitionError(
+                f"task {self.name!r}: on_failure names {self.on_failure!r}, which is not defined here; "
+                "give the task instead of its name, or import its module before the send"
+            )
+        return self._options._replace(on_failure=self._failure_target(target))
 
     def _failure_target(self, target: BaseTask[..., Any]) -> str:
         """Return the task to be enqueued on failure, and its options, as JSON text for the database."""
@@ -98,7 +96,7 @@ class BaseTask(Sender[P, T]):
             raise TaskDefinitionError(
                 f"{prefix} has an on_failure itself; remove one of them, so that failures end somewhere"
             )
-        if target._app is not self._app:
+        if target.app is not self.app:
             raise TaskDefinitionError(f"{prefix} is a task of another app; give one of this app")
         parameters = target.arguments.signature.parameters.values()
         takes = next((each.name for each in parameters if each.annotation is TaskFailure), None)
@@ -114,17 +112,6 @@ class BaseTask(Sender[P, T]):
         values = sent_values(target.options)
         del values["trace"], values["on_failure"]
         return json.dumps({name: value for name, value in values.items() if value is not None} | {"parameter": takes})
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """The tracer of the app, if there is one."""
-        return self._app.tracer
-
-    @property
-    def middlewares(self) -> Sequence[Middleware]:
-        """The middleware that runs around this task, the outermost first."""
-        all_ = self._app.middlewares
-        return [each for each in all_ if each.applies_to(is_async=self.is_async)] if all_ else all_
 
     @cached_property
     def value_type(self) -> Any:
@@ -156,7 +143,7 @@ class BaseTask(Sender[P, T]):
         problems, unknown_queue = list(options.problems()), None
         if queue_name is not None:
             try:
-                self._app.config.queue_named(queue_name)
+                self.app.config.queue_named(queue_name)
             except QueueError as error:
                 unknown_queue = error
                 problems.insert(0, f"queue_name: {error}")
@@ -168,7 +155,7 @@ class BaseTask(Sender[P, T]):
             self.options._replace(**{name: value for name, value in changes.items() if value is not None}),
             arguments=self.arguments,
             result=self.result,
-            app=self._app,
+            app=self.app,
             key=options.to_key(),
             connection=connection,
         )

@@ -6,7 +6,6 @@ same round trip: inside the transaction, NOTIFY would hold a cluster-wide lock w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -20,11 +19,11 @@ from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.tasks.claim import (
     Caps,
+    ClaimFrom,
     ClaimRequest,
     Lane,
     Payload,
-    claim_from_queues,
-    claim_from_watermarks,
+    claim_tasks,
     claims_from_rows,
     fail_unclaimable_task,
     get_caps_set_at_run_time,
@@ -55,15 +54,6 @@ from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, set_aside_claims, se
 from horsies.workflows.advance import full_step, lock_roots, quick_step, unfinished_roots
 
 SQL = load(__file__)
-
-
-class ClaimFrom(Enum):
-    WATERMARKS = auto()
-    """A lane for each queue and priority, each from its watermark."""
-    QUEUES = auto()
-    """A lane for each queue, from its watermark: where the tasks of a queue are counted."""
-    START = auto()
-    """A lane for each queue, from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +294,7 @@ def _claim_steps(batch: Batch) -> list[tuple[str, Query]]:
         steps.append(("lock", lock_caps(keys, batch.database.schema)))
     if batch.starts:
         steps.append(("start", start_tasks(batch.worker, batch.starts, batch.caps)))
-    claim = claim_from_watermarks if batch.claim_from is ClaimFrom.WATERMARKS else claim_from_queues
-    steps += [("claim", claim(request, batch.lanes)) for request in batch.claim_requests]
+    steps += [("claim", claim_tasks(request, batch.lanes, batch.claim_from)) for request in batch.claim_requests]
     if keys:
         steps.append(("in flight", get_in_flight_from(batch.caps)))
     if batch.reads_caps:

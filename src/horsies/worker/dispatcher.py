@@ -59,12 +59,11 @@ from horsies.model.status import Misfit, TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
 from horsies.model.text import plural
 from horsies.model.validation import format_duration
-from horsies.tasks.claim import Caps, Lane
+from horsies.tasks.claim import Caps, ClaimFrom, Lane
 from horsies.tasks.unknown import UnfitClaim, UnfitOutcome, unknown_task_claim
 from horsies.worker.batch import (
     Batch,
     BatchResult,
-    ClaimFrom,
     ending_from_done,
     failed_ending,
     serialization_error,

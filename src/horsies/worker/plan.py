@@ -32,11 +32,10 @@ from horsies.model.config import PostgresConfig
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimRequest, Lane, lanes_from_start
+from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimFrom, ClaimRequest, Lane, lanes_from_start
 from horsies.tasks.unknown import KnownTasks, UnfitClaim
 from horsies.worker.batch import (
     Batch,
-    ClaimFrom,
     FailUnclaimable,
     ListClaimable,
     SearchStep,
