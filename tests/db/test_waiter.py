@@ -50,7 +50,7 @@ class FakeListener:
     def __init__(self) -> None:
         self.subscriptions: Subscriptions = {}
         self.subscribers = 0
-        self.is_polling = False
+        self.is_polling = self.lacks_waiter_slot = False
         self.is_in_force = True
 
     def subscribe(self, channel: Channel, key: str | None, wake: Any) -> bool:
@@ -61,9 +61,6 @@ class FakeListener:
     def unsubscribe(self, channel: Channel, key: str | None, wake: Any) -> None:
         self.subscriptions.pop((channel, key, wake), None)
         self.subscribers -= 1
-
-    def must_poll(self, _channel: Channel) -> bool:
-        return self.is_polling
 
     def notify(self, *ids: str) -> None:
         call_subscribers(self.subscriptions, Channel.DONE, " ".join(ids))

@@ -131,7 +131,7 @@ class Listener:
         """A group without a slot has been served by the current connection."""
         self._waiter_slot: int | None = None
         """The slot of our session that allows it to listen on DONE."""
-        self._lacks_slot = False
+        self.lacks_waiter_slot = False
         """There are waiters, and no slot is free: they poll, and the thread tries again."""
         self._waiter_slot_due_at = 0.0
         """When to try again to take the slot, or to check whether it is still used."""
@@ -154,9 +154,9 @@ class Listener:
     # -- from any thread
 
     def subscribe(self, channel: Channel, key: str | None, wake: Wake) -> bool:
-        """Call `wake` for this key (None: every payload). Return False if neither LISTEN is in force nor `must_poll`: it is called when one is."""
+        """Call `wake` for this key (None: every payload). Return False if LISTEN is not in force and it need not poll yet: it is called when that changes."""
         self._subscriptions[channel, key, wake] = None
-        if channel in self._in_force or (channel is Channel.DONE and self._lacks_slot):
+        if channel in self._in_force or (channel is Channel.DONE and self.lacks_waiter_slot):
             return True
         self._wake()
         return self.is_polling
@@ -164,10 +164,6 @@ class Listener:
     def unsubscribe(self, channel: Channel, key: str | None, wake: Wake) -> None:
         self._unsubscribed_at = time.monotonic()
         self._subscriptions.pop((channel, key, wake), None)
-
-    def must_poll(self, channel: Channel) -> bool:
-        """Whether notifications of this channel are known not to arrive."""
-        return self.is_polling or (channel is Channel.DONE and self._lacks_slot)
 
     def hold(self, lock: str) -> None:
         """Hold the advisory lock of this name, shared, while there is a session of our own. Does not wait: see `holds`."""
@@ -309,7 +305,7 @@ class Listener:
         self._handoff.assign(connection, selector, is_listening=bool(self._in_force))
         due_at = [group.due_at for group in self._groups]
         due_at += [self._test.due_at] if self._in_force else []  # without a channel in force there is nothing to test
-        due_at += [self._waiter_slot_due_at] if self._lacks_slot or self._waiter_slot is not None else []
+        due_at += [self._waiter_slot_due_at] if self.lacks_waiter_slot or self._waiter_slot is not None else []
         return min(due_at, default=time.monotonic() + IDLE_S)
 
     def _listen(self, connection: psycopg.Connection, channels: set[Channel]) -> None:
@@ -355,7 +351,9 @@ class Listener:
             self._left_groups.pop().leave(run)
         for group in due:
             self._update_group(connection, group, run)
-        if self._waiter_slot_due_at <= time.monotonic() or not (self._lacks_slot or self._waiter_slot is not None):
+        if self._waiter_slot_due_at <= time.monotonic() or not (
+            self.lacks_waiter_slot or self._waiter_slot is not None
+        ):
             self._update_waiter_slot(connection, run)
         self._handoff.read(connection)  # libpq may have read notifications along with the answers
 
@@ -382,13 +380,13 @@ class Listener:
 
     def _take_waiter_slot(self, connection: psycopg.Connection, run: RunOp, now: float) -> None:
         if not self._has_waiters():
-            self._lacks_slot = False  # first: a later subscriber sees this, and wakes the thread
+            self.lacks_waiter_slot = False  # first: a later subscriber sees this, and wakes the thread
             if not self._has_waiters():  # one that polls may have come before
                 return
         slots = self._timings.waiter_slots
         found = run(one(SQL["take_listen_slot"](group=waiters_slot_group(self._config.schema), slots=slots)))
         if found is not None:
-            self._waiter_slot, self._lacks_slot = found[0], False
+            self._waiter_slot, self.lacks_waiter_slot = found[0], False
             self._waiter_slot_due_at = now + self._timings.unused_s
             self._listen(connection, {Channel.DONE})  # even if no waiter is left: who holds a slot listens
             return
@@ -396,8 +394,8 @@ class Listener:
         if not self._in_force:
             self._has_polled = True
             self._set_polling(is_polling=False)
-        if not self._lacks_slot:
-            self._lacks_slot = True
+        if not self.lacks_waiter_slot:
+            self.lacks_waiter_slot = True
             call_subscribers(self._subscriptions, Channel.DONE, None)
 
     def _has_waiters(self) -> bool:
@@ -499,7 +497,7 @@ class Listener:
 
     def _on_connection_lost(self, error: psycopg.Error, attempt: int) -> None:
         self._in_force.clear()
-        self._waiter_slot, self._lacks_slot = None, False
+        self._waiter_slot, self.lacks_waiter_slot = None, False
         self._held_locks = set()
         for group in self._groups:
             group.forget()

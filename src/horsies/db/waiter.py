@@ -274,7 +274,8 @@ class ResultReader:
 
     def _request_due(self, now: float) -> float:
         """Request the keys whose time has come; return when to read the requested ones, or when the next ones are due."""
-        is_polling = self._listener is not None and self._listener.must_poll(Channel.DONE)
+        listener = self._listener
+        is_polling = listener is not None and (listener.is_polling or listener.lacks_waiter_slot)
         poll_s = self._timings.poll_without_listen_s if is_polling else self._timings.poll_s
         poll_s *= 1 + len(self._waiters) // BATCH  # as many reads
         if now >= self._requested_all_at + poll_s:
