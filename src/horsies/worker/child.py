@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -510,25 +509,31 @@ class Child:
     def _send(self, message: Message) -> int:
         """Send a message, and return its length; to a dead child, do nothing."""
         data = pack(message)
-        if self._socket:
-            is_waiting = bool(self._out)
+        if self._socket and self._out:
             self._out += data
-            if not is_waiting:
-                self._write(self._socket)
+        elif self._socket:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                sent = len(data)  # the child is dying; its process reports the end
+            if sent < len(data):
+                self._out += data[sent:]
+                self._loop.add_writer(self._socket.fileno(), self._on_writable)
         return len(data)
 
-    def _write(self, ours: socket.socket, *, is_watched: bool = False) -> None:
-        """Write what the socket accepts. `is_watched`: the event loop calls this, because it did not accept all of it before."""
+    def _on_writable(self) -> None:
+        """Go on with what the socket did not accept before."""
+        assert self._socket is not None  # noqa: S101 - `_close` removes the writer
         try:
-            del self._out[: ours.send(self._out)]
+            del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
             self._out.clear()  # the child is dying; its process reports the end
-        if self._out and not is_watched:
-            self._loop.add_writer(ours.fileno(), partial(self._write, ours, is_watched=True))
-        elif is_watched and not self._out:
-            self._loop.remove_writer(ours.fileno())
+        if not self._out:
+            self._loop.remove_writer(self._socket.fileno())
             self._report(self, ReportsRead())
 
     def _close(self) -> None:
