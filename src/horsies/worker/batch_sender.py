@@ -105,26 +105,21 @@ class BatchSender:
         return min(self._pauses[connection].until for connection in self._idle)
 
     def send(self, batch: Batch) -> None:
+        if self._send_on_ready_connection(batch):
+            return
         self._waiting.append(batch)
-        self._send_waiting()
         if len(self._waiting) > len(self._connecting):
             connection = min(self._idle, key=lambda connection: self._pauses[connection].until)
             self._idle.remove(connection)
             self._served.discard(connection)
             self._connecting[connection] = self._spawn(self._connect(connection))
 
-    def _take_ready(self) -> LoopConnection | None:
-        """Take the open connection that became idle last: the others may then stay unused."""
-        for index in range(len(self._idle) - 1, -1, -1):
-            if self._idle[index].is_ready:
-                return self._idle.pop(index)
-        return None
-
     async def run_on_idle_connection(self, op: Op[T]) -> T | None:
         """Run another operation on an idle open connection; None if there is none."""
-        connection = self._take_ready()
+        connection = next((connection for connection in reversed(self._idle) if connection.is_ready), None)
         if connection is None:
             return None
+        self._idle.remove(connection)
         try:
             return await connection.run(op)
         finally:
@@ -132,16 +127,22 @@ class BatchSender:
 
     # -- on an open connection
 
-    def _send_waiting(self) -> None:
-        while self._waiting and (connection := self._take_ready()) is not None:
-            batch = self._waiting.popleft()
-            if connection not in self._served or not connection.has_own_session:
-                # It may lead to a standby that has become the primary, where other transactions have these numbers. A pooler does not tell.
-                batch.caps.in_flight.since = "0"
-            try:
-                connection.submit(run_batch(batch), partial(self._on_answer, connection, batch))
-            except Exception as error:  # noqa: BLE001 - raised in the task group
-                self._spawn(_raise(error))
+    def _send_on_ready_connection(self, batch: Batch) -> bool:
+        """Send it on the open connection that became idle last: the others may then stay unused. Return False if none is open."""
+        for connection in reversed(self._idle):
+            if connection.is_ready:
+                break
+        else:
+            return False
+        self._idle.remove(connection)
+        if connection not in self._served or not connection.has_own_session:
+            # It may lead to a standby that has become the primary, where other transactions have these numbers. A pooler does not tell.
+            batch.caps.in_flight.since = "0"
+        try:
+            connection.submit(run_batch(batch), partial(self._on_answer, connection, batch))
+        except Exception as error:  # noqa: BLE001 - raised in the task group
+            self._spawn(_raise(error))
+        return True
 
     def _on_answer(self, connection: LoopConnection, batch: Batch, outcome: BatchResult | Exception) -> None:
         if not self.is_open:
@@ -175,8 +176,8 @@ class BatchSender:
         """Make it idle, and report what has happened."""
         self._idle.append(connection)
         if self.is_open:
-            if self._waiting:
-                self._send_waiting()
+            while self._waiting and self._send_on_ready_connection(self._waiting[0]):
+                self._waiting.popleft()
             self._report(report)
 
     # -- without a connection

@@ -177,8 +177,6 @@ class Dispatcher:
         """The workers with which this one shares notifications."""
         self.on_surplus: Callable[[Lane | None], None] | None = None
         """Called with a lane in which there may be more tasks than this worker can take, and with None if there are not."""
-        self.is_full = False
-        """No child can be assigned one more task. Read by other threads."""
 
     async def __aenter__(self) -> Self:
         self._sender.open(self.on_sender_report)
@@ -352,6 +350,11 @@ class Dispatcher:
     def offered_tasks(self) -> dict[str, int]:
         """The tasks that other workers may leave to this one, with their signatures: none when it stops."""
         return {} if self._state.is_stopping else dict(self._state.known_tasks.signatures)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no child can be assigned one more task. Other threads may ask, too."""
+        return is_full(self._state)
 
     @property
     def running_count(self) -> int:
@@ -567,34 +570,32 @@ class Dispatcher:
         if not self._sender.is_open:
             return
         state, now = self._state, self._clock()
-        # Leases that end here are released before another worker has to take the rows.
-        while state.buffer and (state.is_stopping or state.buffer[0].until <= now):
-            state.releases.append(state.buffer.popleft().claim)
-        while state.is_stopping and state.unread:
-            state.releases.append(state.unread.popleft())
-        while (batch := self._next_batch(now)) is not None:
-            state.delay_until = None
+        if state.buffer or state.unread:
+            self._release_unstarted(now)
+        while True:
+            state.blocked_until = max(self._backoff.until, self._sender.can_send_at())
+            if state.blocked_until > now:
+                break
+            delay_s = PREFETCH_BATCH_DELAY_S if state.prefetch.is_adaptive else BATCH_DELAY_S
+            state.delay_until = (state.delay_until or now + delay_s) if should_delay_batch(state) else 0.0
+            if state.delay_until > now or (batch := plan_batch(state, now)) is None:
+                break
+            state.delay_until = 0.0
             self._take(batch, now)
             self._sender.send(batch)
         if state.is_stopping and is_drained(state):
             self._drained.set()
         self._fire_by(next_wakeup(state, now), now)
-        self.is_full = is_full(state)
         if self.on_surplus is not None:
-            self.on_surplus(surplus_lane(state) if self.is_full else None)
+            self.on_surplus(surplus_lane(state))
 
-    def _next_batch(self, now: float) -> Batch | None:
+    def _release_unstarted(self, now: float) -> None:
+        """Release claims whose leases end here, before another worker has to take the rows; all that waits when the worker stops."""
         state = self._state
-        state.blocked_until = max(self._backoff.until, self._sender.can_send_at())
-        if state.blocked_until > now:
-            return None
-        if not should_delay_batch(state):
-            state.delay_until = None
-        elif state.delay_until is None:
-            state.delay_until = now + (PREFETCH_BATCH_DELAY_S if state.prefetch.is_adaptive else BATCH_DELAY_S)
-        if state.delay_until is not None and state.delay_until > now:
-            return None
-        return plan_batch(state, now)
+        while state.buffer and (state.is_stopping or state.buffer[0].until <= now):
+            state.releases.append(state.buffer.popleft().claim)
+        while state.is_stopping and state.unread:
+            state.releases.append(state.unread.popleft())
 
     def _fire_by(self, at: float, now: float) -> None:
         """Let the timer fire at this time or earlier. It is only ever moved to an earlier time: to fire too early does no harm."""
@@ -694,11 +695,10 @@ class Dispatcher:
             self._on_set_aside(each, result.unfit_outcomes.get(each.id), sent.at)
         if batch.claim_requests:
             state.claims_separately = False
-            self._update_watermarks(batch, sent, result, now)
+            runnable += self._on_claimed(batch, sent, result, now)
             if result.caps_set_at_run_time is not None:
                 self._update_caps(result.caps_set_at_run_time)
                 state.may_have_new_caps = sent.notifications != state.notifications
-            runnable += self._on_claimed(batch, sent, result)
         if any([claim.is_unread for claim in runnable]):  # noqa: C419 - a generator takes longer
             state.unread.extend([claim for claim in state.watermarks.in_order(runnable) if claim.is_unread])
             runnable = [claim for claim in runnable if not claim.is_unread]
@@ -719,12 +719,11 @@ class Dispatcher:
             if state.watermarks.add_hint(lane, is_trusted=True):
                 state.may_have_tasks = True
 
-    def _update_watermarks(self, batch: Batch, sent: Sent, result: BatchResult, now: float) -> None:
-        """Update where to claim from next, and whether there may be more."""
-        state, watermarks = self._state, self._state.watermarks
+    def _on_claimed(self, batch: Batch, sent: Sent, result: BatchResult, now: float) -> list[Claim]:
+        """Update where to claim from next, and whether there may be more. Return what is RUNNING and known here; the rest is buffered, or unfit."""
+        state, watermarks, runnable = self._state, self._state.watermarks, list[Claim]()
         claims = [claim for group in result.claimed for claim in group]
-        if claims:
-            self._claimed_at = now
+        self._claimed_at = now if claims else self._claimed_at
         limit = sum([request.limit for request in batch.claim_requests])
         # A queue that gave all that one claim may take from it may have more: the claim counts as filled.
         if state.limits.max_claim_batch and any(
@@ -742,6 +741,17 @@ class Dispatcher:
         # The batch has not seen what was announced after it was made.
         if len(claims) < limit and sent.notifications == state.notifications:
             state.may_have_tasks = batch.claim_from is ClaimFrom.WATERMARKS and watermarks.has_more_lanes
+        # From when it was sent, so that leases end here before they end in the database.
+        names, until = state.known_tasks.signatures, sent.at + state.limits.lease_ms / 1000
+        for request, group in zip(batch.claim_requests, result.claimed, strict=True):
+            known = [claim for claim in group if claim.task_name in names]
+            if len(known) < len(group):
+                state.unfit += [unknown_task_claim(claim) for claim in group if claim.task_name not in names]
+            if request.status is TaskStatus.RUNNING:
+                runnable += known
+            else:
+                state.buffer.extend([BufferedClaim(claim, until) for claim in watermarks.in_order(known)])
+        return runnable
 
     def _update_caps(self, found: Mapping[str, int]) -> None:
         """Count the tasks of the queues that an operator has capped, and no longer those of others, from the next batch on."""
@@ -755,22 +765,6 @@ class Dispatcher:
             # The claim has skipped a queue that was not counted; or sleeping lanes are those of claims that were limited.
             state.watermarks.request_rescan()
             state.may_have_tasks = True
-
-    def _on_claimed(self, batch: Batch, sent: Sent, result: BatchResult) -> list[Claim]:
-        """Return what is RUNNING and known here. The rest is buffered, or unfit."""
-        state, runnable = self._state, list[Claim]()
-        names = state.known_tasks.signatures
-        # From when it was sent, so that leases end here before they end in the database.
-        until = sent.at + state.limits.lease_ms / 1000
-        for request, group in zip(batch.claim_requests, result.claimed, strict=True):
-            known = [claim for claim in group if claim.task_name in names]
-            if len(known) < len(group):
-                state.unfit += [unknown_task_claim(claim) for claim in group if claim.task_name not in names]
-            if request.status is TaskStatus.RUNNING:
-                runnable += known
-            else:
-                state.buffer.extend([BufferedClaim(claim, until) for claim in state.watermarks.in_order(known)])
-        return runnable
 
     def _on_loaded(self, batch: Batch, result: BatchResult) -> list[Claim]:
         """Return the claims whose payload has been read."""

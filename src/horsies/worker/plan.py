@@ -32,7 +32,7 @@ from horsies.model.config import PostgresConfig
 from horsies.model.error_codes import OperationalErrorCode
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim, Ending, TaskId
-from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimFrom, ClaimRequest, Lane, lanes_from_start
+from horsies.tasks.claim import MAX_LOAD_BYTES, Caps, ClaimFrom, ClaimRequest, Lane
 from horsies.tasks.unknown import KnownTasks, UnfitClaim
 from horsies.worker.batch import (
     Batch,
@@ -286,8 +286,8 @@ class DispatcherState:
 
     # -- time
     poll_at: float = 0.0
-    delay_until: float | None = None
-    """Until then, endings wait for others to share their batch."""
+    delay_until: float = 0.0
+    """Until then, endings wait for others to share their batch; 0 if they do not wait."""
     blocked_until: float = 0.0
     """No batch can be sent before: the database is unavailable, or (infinity) each connection carries a batch."""
 
@@ -347,9 +347,9 @@ def is_full(state: DispatcherState) -> bool:
 
 def surplus_lane(state: DispatcherState) -> Lane | None:
     """Return, for a worker that is full, the first lane in which there may be more tasks than it can take."""
-    if not state.may_have_tasks or state.is_stopping or any(batch.claim_requests for batch in state.in_flight):
+    if not state.may_have_tasks or state.is_stopping or any([batch.claim_requests for batch in state.in_flight]):  # noqa: C419 - a generator takes longer
         return None
-    return next(iter(state.watermarks.lanes(1)), None)
+    return next(iter(state.watermarks.lanes(1)), None) if is_full(state) else None
 
 
 # -- the next batch
@@ -398,7 +398,7 @@ def plan_batch(state: DispatcherState, now: float) -> Batch | None:  # noqa: C90
     claim_from, lanes, watermarks = ClaimFrom.START, list[Lane](), state.watermarks
     if requests:
         if (watermarks.is_rescan_wanted or not watermarks.lane_count) and now >= watermarks.rescan_not_before:
-            lanes = lanes_from_start(watermarks.queues)
+            lanes = watermarks.start_lanes
         elif has_caps or limits.max_claim_batch:
             # Also queues without a watermark: a claim that met a cap has not seen all that waits.
             claim_from, lanes = ClaimFrom.QUEUES, watermarks.queue_lanes()
@@ -555,7 +555,7 @@ def next_wakeup(state: DispatcherState, now: float) -> float:  # noqa: C901 - on
         at = min(at, state.blocked_until)  # a batch that completes earlier sends the next one itself
     else:
         # A delay that is over and led to no batch waits for one that is in flight. A timer for it would fire without end.
-        if state.delay_until is not None and state.delay_until > now:
+        if state.delay_until > now:
             at = min(at, state.delay_until)
         if state.buffer:
             at = min(at, state.buffer[0].until)

@@ -75,6 +75,8 @@ class Watermarks:
     sequence: int = 0
     """Counts hints. A claim has not seen the hints that arrived after it was sent, and must not raise a watermark past them."""
     lane_count: int = 0
+    start_lanes: Sequence[Lane] = field(init=False)
+    """Each queue from its start, in order of service."""
     _lanes: dict[str, dict[int, _LaneState]] = field(init=False)
     """By queue and priority."""
     _positions: dict[str, int] = field(init=False)
@@ -98,6 +100,7 @@ class Watermarks:
     _dropped_not_before: float = 0.0
 
     def __post_init__(self) -> None:
+        self.start_lanes = lanes_from_start(self.queues)
         self._positions = {queue: position for position, queue in enumerate(self.queues)}
         self._lanes = {queue: {} for queue in self.queues}
 
@@ -142,7 +145,7 @@ class Watermarks:
             Lane(queue, first := min(lanes), lanes[first].watermark)
             if queue in self._served and (lanes := self._lanes[queue])
             else start
-            for queue, start in zip(self.queues, lanes_from_start(self.queues), strict=True)
+            for queue, start in zip(self.queues, self.start_lanes, strict=True)
         ]
 
     # -- hints
@@ -169,7 +172,11 @@ class Watermarks:
         if not is_trusted and claimed is not None and enqueued_at < claimed - LOWERED_BY_MAX:
             self.request_rescan(is_hint=True)
             return True
-        self._wake(queue, priority, lane)
+        self.sequence += 1
+        lane.woken_at = self.sequence
+        if not lane.is_awake:
+            lane.is_awake = True
+            insort(self._awake, (self._positions[queue], priority))
         lane.hints.append((self.sequence, enqueued_at))
         lane.watermark = min(enqueued_at, lane.watermark)
         if len(self._lanes[queue]) > self.limits.lanes_per_queue:
@@ -228,7 +235,6 @@ class Watermarks:
             lane = self._lanes[queue].get(priority)
             if lane is None:
                 lane = self._add_lane(queue, priority, watermark)
-                self._wake(queue, priority, lane)
             unseen = [enqueued_at for sequence, enqueued_at in lane.hints if sequence > sent_at]
             lane.watermark = min([watermark, *unseen])
             lane.claimed_watermark = watermark
@@ -241,8 +247,12 @@ class Watermarks:
     # -- lanes
 
     def _add_lane(self, queue: str, priority: int, watermark: datetime) -> _LaneState:
+        """Add a lane, which is awake: rows of it were announced, or found."""
         self.lane_count += 1
-        lane = self._lanes[queue][priority] = _LaneState(watermark, deque(maxlen=self.limits.hints_per_lane))
+        self.sequence += 1
+        lane = _LaneState(watermark, deque(maxlen=self.limits.hints_per_lane), woken_at=self.sequence, is_awake=True)
+        self._lanes[queue][priority] = lane
+        insort(self._awake, (self._positions[queue], priority))
         return lane
 
     def _drop_lanes(self, queue: str) -> None:
@@ -258,10 +268,3 @@ class Watermarks:
         self.lane_count += len(kept) - len(lanes)
         others = [key for key in self._awake if key[0] != position]
         self._awake = sorted([*others, *((position, priority) for priority in kept)])
-
-    def _wake(self, queue: str, priority: int, lane: _LaneState) -> None:
-        self.sequence += 1
-        lane.woken_at = self.sequence
-        if not lane.is_awake:
-            lane.is_awake = True
-            insort(self._awake, (self._positions[queue], priority))
