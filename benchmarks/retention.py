@@ -36,9 +36,9 @@ from horsies.maintenance import retention
 from horsies.maintenance.isolate import FailedRows
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
-from horsies.model.task import Ending
+from horsies.model.task import Claim, Ending
 from horsies.tasks import handle
-from horsies.tasks.claim import ClaimRequest, claim_tasks, claims_from_rows, lanes_from_start
+from horsies.tasks.claim import ClaimRequest, claim_tasks, lanes_from_start
 from horsies.tasks.finish import finish_tasks
 
 CONVERSATIONS, BATCH, CALM_S = 4, 4, 3.0
@@ -123,7 +123,9 @@ class Traffic:
                     connection, Request((BEGIN(), finish_tasks(worker, endings), SEND(), claim, COMMIT())), "horsies"
                 )
                 self.batches.append(Span(began, time.perf_counter()))
-                endings = [Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in claims_from_rows(claimed)]
+                endings = [
+                    Ending(c.id, c.claim_no, TaskStatus.COMPLETED, "1") for c in (Claim(*row) for row in claimed)
+                ]
                 endings.sort(key=lambda ending: ending.id)
 
     def _look(self) -> None:

@@ -23,7 +23,6 @@ from horsies.tasks.claim import (
     ClaimRequest,
     Lane,
     claim_tasks,
-    claims_from_rows,
     get_in_flight_from,
     lock_caps,
 )
@@ -56,7 +55,7 @@ def _run(place: Place, passed: int, meanwhile: Callable[[Place], AbstractContext
             lock = lock_caps(caps.lock_keys(["default"]), "horsies")
             _, claimed, in_flight = do(lock, claim_tasks(request, [lane]), get_in_flight_from(caps))
             ((caps.in_flight.since,),) = in_flight
-            return claims_from_rows(claimed)
+            return [Claim(*row) for row in claimed]
 
         fill_backlog(place, passed + CLAIMS)
         taken_s = 0.0

@@ -11,13 +11,13 @@ from horsies import AppConfig, Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.config import PostgresConfig
 from horsies.model.status import TaskStatus
+from horsies.model.task import Claim
 from horsies.ops import Ops
 from horsies.tasks.claim import (
     Caps,
     ClaimFrom,
     ClaimRequest,
     claim_tasks,
-    claims_from_rows,
     get_caps_set_at_run_time,
     lanes_from_start,
 )
@@ -49,7 +49,7 @@ def claimed(broker: PostgresBroker, caps: Caps, *, watermarks: bool = False) -> 
     claim_from = ClaimFrom.WATERMARKS if watermarks else ClaimFrom.START
     lanes = [replace(lane, priority=100) for lane in lanes_from_start(QUEUES)]
     (rows,) = do(broker, claim_tasks(replace(REQUEST, caps=caps), lanes, claim_from))
-    return sorted(found.queue_name for found in claims_from_rows(rows))
+    return sorted(Claim(*row).queue_name for row in rows)
 
 
 @pytest.fixture

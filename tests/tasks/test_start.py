@@ -5,7 +5,7 @@ from horsies.db.broker import PostgresBroker
 from horsies.db.channels import Channel
 from horsies.model.status import TaskStatus
 from horsies.model.task import Claim
-from horsies.tasks.claim import claims_from_rows, start_tasks
+from horsies.tasks.claim import start_tasks
 from horsies.tasks.finish import finish_tasks, get_held_tasks, notify_new_tasks, release_tasks
 from tests.fixtures.journey import ME, OTHER, claim, completed, do, new_task, row, send, send_new
 
@@ -73,7 +73,7 @@ def test_a_worker_can_list_its_claims(broker: PostgresBroker) -> None:
     mine = claim(broker, 1) + claim(broker, 1, status=TaskStatus.CLAIMED)
     claim(broker, 1, worker=OTHER)
     (rows,) = do(broker, get_held_tasks(ME))
-    held = sorted(claims_from_rows(rows), key=lambda claim: claim.id)
+    held = sorted([Claim(*row) for row in rows], key=lambda claim: claim.id)
     assert held == [claim._replace(args=None) for claim in mine]
 
 

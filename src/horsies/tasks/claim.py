@@ -147,11 +147,6 @@ def claim_tasks(request: ClaimRequest, lanes: Sequence[Lane], claim_from: ClaimF
     )
 
 
-def claims_from_rows(rows: Sequence[Row]) -> list[Claim]:
-    """Return the claims of rows with `{claim_columns}`, which are the fields of `Claim` in their order."""
-    return [Claim(*row) for row in rows]
-
-
 def get_in_flight_from(caps: Caps) -> Query:
     """Read where the next counts may start, once this transaction is committed."""
     return SQL["get_in_flight_from"](in_flight_from=caps.in_flight.since)

@@ -31,7 +31,6 @@ from horsies.events import HeartbeatMissed, emit, subscribers
 from horsies.executor.os_process import Usage, measure_usage
 from horsies.model.errors import HorsiesError
 from horsies.model.task import Claim
-from horsies.tasks.claim import claims_from_rows
 from horsies.tasks.finish import get_held_tasks
 from horsies.tasks.unknown import offer_tasks_again
 from horsies.tasks.workers import ChildState, children_to_json
@@ -281,7 +280,7 @@ class Heartbeat:
         # For the next one: to measure many processes takes a moment.
         usages = {child.pid: measure_usage(child.pid) for child in children}
         self._children_memory_mb = {pid: usage and round(usage.memory_mb, 1) for pid, usage in usages.items()}
-        return claims_from_rows(held)
+        return [Claim(*row) for row in held]
 
     def _store_heartbeat(self, heartbeat: Query) -> Op[bool]:
         """Store it, and compare clocks: the statement returns the database's time. False if the worker is not registered."""
