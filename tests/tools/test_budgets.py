@@ -21,7 +21,9 @@ CLEAN = {
     "docs/architecture.md": PAGE,
     "pyproject.toml": '[project.scripts]\nhorsies = "horsies.scheduler:main"\n',
 }
-LIMITS = Limits(modules=20, lines=50, walk_files=1, local_imports=0, local_imports_allowed=("cli.py",), seams={})
+LIMITS = Limits(
+    modules=20, lines=50, walk_files=1, walk_functions=2, local_imports=0, local_imports_allowed=("cli.py",), seams={}
+)
 
 
 def violations(root: Path, changed: Mapping[str, str], limits: Limits = LIMITS) -> list[Violation]:
@@ -51,6 +53,11 @@ def test_too_many_modules_and_too_many_lines_are_reported_together(tmp_path: Pat
 def test_a_task_that_passes_through_too_many_files_is_reported(tmp_path: Path) -> None:
     (found,) = messages(tmp_path, {"docs/architecture.md": PAGE.replace("in 1 files", "in 2 files")})
     assert "a task passes through 2 files, at most 1" in found
+
+
+def test_a_task_that_enters_too_many_functions_is_reported(tmp_path: Path) -> None:
+    (found,) = messages(tmp_path, {"docs/architecture.md": PAGE.replace("2 functions", "3 functions")})
+    assert "a task enters 3 functions, at most 2" in found
 
 
 def test_a_documented_walk_through_a_file_that_is_gone_is_reported(tmp_path: Path) -> None:
@@ -170,7 +177,7 @@ def test_ordinary_words_are_left_alone(tmp_path: Path, name: str, text: str) -> 
 def test_the_summary_has_the_numbers_and_the_rules_that_are_broken(tmp_path: Path) -> None:
     found = violations(tmp_path, {"docs/architecture.md": PAGE.replace("in 1 files", "in 2 files")})
     assert summary(tmp_path, found, LIMITS) == (
-        "budgets: 8 of 20 modules, 12 of 50 lines, 2 of 1 files in a task's walk, 0 of 0 local imports; "
+        "budgets: 8 of 20 modules, 12 of 50 lines, 2 of 1 files in a task's walk, 2 of 2 functions in it, 0 of 0 local imports; "
         "1 violations (walk: 1)"
     )
 
