@@ -110,7 +110,7 @@ class Inbox:
                 if isinstance(message, RunTasks):
                     with self._state:
                         self.pending.extend(message.assignments)
-                        if self._is_leaving:  # the worker sent it before it read that
+                        if self._is_leaving:  # and the worker had not read that yet
                             self.send(pack(*self._clear_pending()))
                     runner.wake()
                 elif isinstance(message, Interrupt):
