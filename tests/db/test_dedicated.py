@@ -10,8 +10,8 @@ from horsies.db.dedicated import DedicatedConnection, ThreadedConnection
 from horsies.db.errors import ErrorKind, classify
 from horsies.db.statement import Statement, rows
 from horsies.model.config import PostgresConfig
-from tests.fixtures.descriptors import no_free_descriptor
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_free_descriptor
 from tests.fixtures.journey import column
 
 PROBE = Statement("probe", "select 1::int")

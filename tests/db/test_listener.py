@@ -12,8 +12,8 @@ from horsies.db.channels import Channel
 from horsies.db.listener import ListenerTimings
 from horsies.db.statement import rows
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
-from tests.fixtures.descriptors import no_free_descriptor, take_free_descriptors
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_free_descriptor, take_free_descriptors
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
 

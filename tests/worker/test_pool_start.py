@@ -11,8 +11,8 @@ import pytest
 
 from horsies.worker.spawn import watch_boot
 from horsies.worker.supervisor import ChildRefused, PoolTimings
-from tests.fixtures.descriptors import no_free_descriptor
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_free_descriptor
 from tests.fixtures.pools import open_pool
 
 STARTED = pytest.mark.parametrize("max_tasks", [None, 100], ids=["forked", "spawned"])
