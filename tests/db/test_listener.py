@@ -13,6 +13,7 @@ from horsies.db.listener import ListenerTimings
 from horsies.db.statement import rows
 from horsies.model.config import PostgresConfig, WorkerResilienceConfig
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_free_descriptor, take_free_descriptors
 from tests.fixtures.journey import column, row
 from tests.fixtures.proxies import Proxy
 
@@ -126,6 +127,20 @@ def test_an_outage_is_logged_once_and_the_listener_recovers(
         eventually(lambda: column(sql, LISTENERS))
         lost = [record for record in caplog.records if "LISTEN connection lost" in record.message]
         assert 1 <= len(lost) <= 2
+        eventually(lambda: (notify(sql, Channel.NEW, "again"), subscriber.has_more and subscriber.next() == "again")[1])
+
+
+def test_a_listener_without_a_free_descriptor_recovers_when_there_is_one(
+    database: str, sql: psycopg.Connection, subscribe: Subscribe
+) -> None:
+    with PostgresBroker(PostgresConfig(database_url=database), resilience=QUICK) as broker:
+        subscriber = subscribe(broker, Channel.NEW)
+        with no_free_descriptor():
+            sql.execute(f"select pg_terminate_backend(pid) from ({LISTENERS}) as listeners".encode())
+            assert subscriber.next() is None, "the loss"
+            with take_free_descriptors():
+                for _ in range(3):
+                    assert subscriber.next() is None, "an attempt has failed"
         eventually(lambda: (notify(sql, Channel.NEW, "again"), subscriber.has_more and subscriber.next() == "again")[1])
 
 

@@ -9,13 +9,17 @@ import pytest
 from horsies.db.broker import PostgresBroker
 from horsies.db.dedicated import DedicatedConnection
 from horsies.db.loop_connection import LoopConnection
+from horsies.db.pool import connect
+from horsies.db.pooler import is_direct
 from horsies.db.statement import Op, Statement, one
 from horsies.model.config import PostgresConfig
 from horsies.model.task import Ended
 from horsies.tasks.finish import finish_tasks, notify_done
 from tests.fixtures.apps import load_fresh
 from tests.fixtures.journey import ME, claim, completed, do, row, send_new, wait_for
+from tests.fixtures.scratch_server import scratch_server
 from tests.fixtures.server import DatabaseServer
+from tests.fixtures.web import free_port
 from tests.fixtures.workers import StartWorker
 
 TIMEOUT_MS = 20_000
@@ -48,6 +52,7 @@ SETTINGS = {
     "check_function_bodies": "off",
     "search_path": "nowhere",
 }
+FAST = {"fsync": "off", "full_page_writes": "off"}
 LIMITS = ("statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout")
 READ = Statement(
     "read",
@@ -154,3 +159,20 @@ def test_a_worker_runs_every_kind_of_task_with_all_of_them(
     assert running.terminate() == 0
     assert not [line for line in running.logs if "WARNING" in line or "ERROR" in line]
     assert row(sql, "select max(claim_no) from horsies.finished") == (1,)
+
+
+def test_the_server_ends_the_session_of_a_listener_whose_machine_is_gone() -> None:
+    """Within a minute, because it holds slots. That of a heartbeat may live for longer: how long a worker may be silent is configured."""
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    read_limits = f"select {', '.join(f'current_setting({name!r})' for name in names)}".encode()
+    with scratch_server(settings=FAST, tcp_port=free_port()) as server:  # over a socket of Unix these have no effect
+        config = PostgresConfig(database_url=server.url())
+        with psycopg.connect(server.url()) as other:
+            default = other.execute(read_limits).fetchone()
+        dedicated = DedicatedConnection(config, "heartbeat")
+        of_heartbeat = dedicated.run(one(Statement("read_limits", read_limits.decode())()))
+        dedicated.close()
+        with connect(config, "listener") as listener:
+            assert is_direct(listener)
+            assert listener.execute(read_limits).fetchone() == ("30", "10", "3", "60000")
+    assert of_heartbeat == default

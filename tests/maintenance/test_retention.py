@@ -11,9 +11,12 @@ import pytest
 
 from horsies import RetentionConfig
 from horsies.db.broker import PostgresBroker
+from horsies.maintenance import minutes
+from horsies.maintenance.minutes import MinuteRunner
 from horsies.maintenance.retention import DEFAULT_LIMITS, RetentionRunner
 from horsies.model.config import PostgresConfig
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_new_thread
 from tests.fixtures.faults import Plant
 from tests.fixtures.journey import column
 from tests.fixtures.roles import PlainUser
@@ -67,6 +70,39 @@ async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connec
     faults("get_old_partitions", "before", "drop")
     async with as_leader(database):
         await until(sql, ahead)
+
+
+@pytest.mark.parametrize("service", ["retention", "statistics"])
+async def test_a_leader_that_cannot_start_a_thread_goes_on(
+    service: str,
+    database: str,
+    sql: psycopg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The processes of a container are too many for a moment, for example. The worker must not end by that."""
+    monkeypatch.setattr(minutes, "FIRST_S", 0.01)
+    monkeypatch.setattr(minutes, "PAUSE_S", 0.01)
+    ahead = days_of(sql)
+    make_day(sql, 9)
+    config = PostgresConfig(database_url=database)
+    async with asyncio.TaskGroup() as group:
+        runner = (
+            RetentionRunner(group, database=config, retention=OFTEN)
+            if service == "retention"
+            else MinuteRunner(group, database=config)
+        )
+        async with runner:
+            with no_new_thread():
+                runner.is_leader.set()
+                async with asyncio.timeout(20):
+                    while "can't start new thread" not in caplog.text:  # noqa: ASYNC110 - there is no event for it
+                        await asyncio.sleep(0.01)
+            if service == "retention":
+                await until(sql, ahead)
+            else:
+                stored = "select count(*) from horsies.minutes_until"
+                await asyncio.to_thread(eventually, lambda: column(sql, stored) == [1], what="minutes are computed")
 
 
 async def test_nothing_is_done_by_one_who_is_not_the_keeper(database: str, sql: psycopg.Connection) -> None:

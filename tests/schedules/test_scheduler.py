@@ -14,7 +14,7 @@ import pytest
 from horsies import AppConfig, Horsies, events
 from horsies.db.broker import PostgresBroker
 from horsies.model.schedule import IntervalSchedule
-from horsies.schedules.control import pause_schedule, resume_schedule
+from horsies.schedules.control import change_schedule, create_schedule, pause_schedule, resume_schedule
 from horsies.worker.scheduler import Scheduler
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import row
@@ -205,6 +205,19 @@ def test_a_sleeping_scheduler_wakes_when_schedules_change(
     paused_at = runs(sql)
     broker.run(partial(resume_schedule, "report"))
     eventually(lambda: runs(sql) > paused_at, what="it continues")
+
+
+def test_a_schedule_that_a_scheduler_cannot_read_is_served_once_it_was_changed(
+    scheduler: StartScheduler, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    """A release that is newer than this scheduler has stored it."""
+    every_second = declare("report", IntervalSchedule(seconds=1))
+    broker.run(partial(create_schedule, every_second))
+    sql.execute("""update horsies.schedules set pattern = '{"kind": "lunar"}' where name = 'report'""")
+    running = scheduler("tests.apps.basic:app")
+    running.wait_for_log("schedule 'report' cannot be served by this process")
+    assert broker.run(partial(change_schedule, every_second))
+    eventually(lambda: runs(sql) >= 1, what="it is served")
 
 
 def test_an_app_without_declared_schedules_serves_the_stored_ones(

@@ -15,6 +15,7 @@ from horsies.db.channels import Channel
 from horsies.db.statement import rows
 from horsies.model.config import PostgresConfig
 from horsies.ops import Ops
+from horsies.worker.heartbeat import SQL as HEARTBEAT
 from horsies.worker.wakeups import look_for_work
 from tests.fixtures.eventually import eventually
 from tests.fixtures.journey import ME, OTHER, column, row
@@ -133,6 +134,11 @@ def test_a_worker_that_does_not_listen_finds_the_request_when_it_looks_for_work(
     ops.request_leave([ME])
     found = [broker.run(lambda each=each: rows(look_for_work(each, ["default"]))) for each in (ME, OTHER)]
     assert found == [[(False, True)], [(False, False)]]
+    # Its heartbeat has read the request now. It may wait for its tasks for hours, and polls all the time.
+    heartbeat = HEARTBEAT["record_heartbeat"](id=ME, holds_lock=False, children=None)
+    ((_, is_asked),) = broker.run(lambda: rows(heartbeat))
+    assert is_asked
+    assert broker.run(lambda: rows(look_for_work(ME, ["default"]))) == [(False, False)]
 
 
 def test_an_id_that_is_no_uuid_is_refused_before_anything_is_changed(ops: Ops, sql: psycopg.Connection) -> None:

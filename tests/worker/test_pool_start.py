@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import signal
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from horsies.worker.spawn import watch_boot
 from horsies.worker.supervisor import ChildRefused, PoolTimings
 from tests.fixtures.eventually import eventually
+from tests.fixtures.exhaustion import no_free_descriptor
 from tests.fixtures.pools import open_pool
 
 STARTED = pytest.mark.parametrize("max_tasks", [None, 100], ids=["forked", "spawned"])
@@ -105,19 +105,13 @@ async def test_a_dead_child_is_replaced_alone(max_tasks: int | None, name: str, 
 async def test_a_worker_without_a_free_descriptor_goes_on_and_replaces_the_child_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_pool(processes=2, timings=PoolTimings(pause_s=0.1)) as dispatcher:
         child = dispatcher.children[0]
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-        try:
+        with no_free_descriptor():
             child.kill()
             async with asyncio.timeout(20):
                 while "Too many open files" not in caplog.text:  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         await dispatcher.until(
             lambda: len(dispatcher.warm()) == 2 and child not in dispatcher.children, "there are two again"
         )

@@ -101,9 +101,11 @@ class ThreadedConnection:
                         await self.run(final_op)
         finally:
             self._connection.abort()
-            self._thread.submit(self._connection.close)
+            with suppress(RuntimeError):  # no thread can be started: there never was one, nor a connection
+                self._thread.submit(self._connection.close)
             self._thread.shutdown(wait=False)  # the thread does what is left and ends, even if we are cancelled now
-        await asyncio.to_thread(self._thread.shutdown)
+        with suppress(RuntimeError):  # no thread can be started to wait for it
+            await asyncio.to_thread(self._thread.shutdown)
 
 
 class DatabaseAdmin:

@@ -59,6 +59,9 @@ CLOSE_S = 5.0
 IDLE_S = 3_600.0
 OPS_MAX = 10
 
+# Not `DefaultSelector`: that takes a file descriptor, and the thread must go on when none is left.
+_Selector = selectors.PollSelector
+
 T = TypeVar("T")
 Wake: TypeAlias = Callable[[str | None], None]
 """Called with the payload, or with None when anything may have happened. Must be quick and safe from any thread."""
@@ -269,7 +272,7 @@ class Listener:
         undo_in_session(connection, commands, pid)
 
     def _read_until_closed(self, connection: psycopg.Connection) -> None:
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._wake_reader, selectors.EVENT_READ)
             due_at = 0.0
@@ -510,7 +513,7 @@ class Listener:
 
     def _sleep(self, seconds: float, *, until_reached: bool = False) -> None:
         wake_at = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._is_closing and (left := wake_at - time.monotonic()) > 0:
                 if until_reached and self._reached_at > self._tried_at:

@@ -47,7 +47,10 @@ _adapters.register_loader("timestamptz", ClampingTimestamptzLoader)
 
 def connect(config: PostgresConfig, purpose: str, *, url: str | None = None) -> psycopg.Connection:
     """Open a blocking connection; `pg_stat_activity` shows its purpose."""
-    connection = psycopg.connect(url or config.conninfo, **_connection_settings(config, purpose))
+    try:
+        connection = psycopg.connect(url or config.conninfo, **_connection_settings(config, purpose))
+    except OSError as error:  # no file descriptor is left; services would end by anything but an error of the driver
+        raise psycopg.OperationalError(f"connection failed: {error}") from error
     try:
         require_utf8(connection)
     except psycopg.Error:

@@ -67,6 +67,17 @@ UNLIMITED: Final[Settings] = MappingProxyType(
         "lock_timeout": "0",
     }
 )
+ENDS_WITH_CLIENT: Final[Settings] = MappingProxyType(
+    {
+        # When the client's machine vanishes, or its network, the server ends the session after a minute, and not after hours: a listener holds slots
+        # that others wait for. The client's settings of these names do not affect the server. Not for the heartbeat, whose session holds the lock of
+        # its worker: how long a worker may be silent is configured.
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "60000",
+    }
+)
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """A day from the limits of Python, so that they can be converted to any time zone."""
@@ -127,7 +138,8 @@ def get_backend_pid(connection: psycopg.Connection) -> int:
 def is_direct(connection: psycopg.Connection) -> bool:
     """Whether the session is ours; if so, the pinned settings apply afterwards, and no limits."""
     expected = connection.info.backend_pid
-    row = connection.execute(apply_session_settings({**INDEX_SCANS, **UNLIMITED}, str(expected)).encode()).fetchone()
+    settings = {**INDEX_SCANS, **UNLIMITED, **ENDS_WITH_CLIENT}
+    row = connection.execute(apply_session_settings(settings, str(expected)).encode()).fetchone()
     return row is not None and row[0] == expected
 
 

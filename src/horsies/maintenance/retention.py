@@ -70,6 +70,8 @@ class RetentionRunner:
             except DriverError as error:
                 level = logging.DEBUG if classify(error) is ErrorKind.CONNECTION_LOST else logging.WARNING
                 log.log(level, "maintenance: could not apply retention: %s", broker_error(error))
+            except Exception:
+                log.exception("maintenance: could not apply retention")
             finally:
                 await self._close()
 

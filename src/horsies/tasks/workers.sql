@@ -1,7 +1,7 @@
 -- name: request_leave
--- The first request counts: a worker leaves once.
+-- The first request counts: a worker leaves once. The time at which the row is written, because it is compared with that of the heartbeat.
 update {schema}.workers
-set leave_requested_at = coalesce(leave_requested_at, now())
+set leave_requested_at = coalesce(leave_requested_at, clock_timestamp())
 where id = any(%(ids)s::uuid[])
 returning id::text;
 

@@ -339,6 +339,11 @@ class Dispatcher:
         return self._state.limits.caps
 
     @property
+    def notifications(self) -> int:
+        """How many notifications have arrived that announce tasks."""
+        return self._state.notifications
+
+    @property
     def processes(self) -> int:
         return self._state.prefetch.processes
 

@@ -25,7 +25,7 @@ SHORTEST_SLEEP_S: Final = 0.05  # when another scheduler handles what is due
 WAKEUP_INTERVAL_S: Final = 0.1  # any client may notify: that leads to one tick at once, and at most one per interval
 LAST_TICK_S: Final = 3.0
 FAILED_PAUSE_S: Final = 60.0
-"""How long a schedule that the database has rejected is left out."""
+"""How long a schedule that this process cannot decide about, or that the database has rejected, is left out, unless schedules are changed."""
 NAMES_SHOWN: Final = 10
 
 log = logging.getLogger("horsies.scheduler")
@@ -81,9 +81,10 @@ class Scheduler:
         self._poll_s = app.config.resilience.notify_poll_interval_ms / 1000
         self._declared = declared
         self._on_stored = on_stored
-        self._unreadable: dict[str, str] = {}
-        self._failed: dict[str, tuple[str, float]] = {}
-        """Schedules that the database has rejected: why, and until when they are left out."""
+        self._left_out: dict[str, tuple[str, float]] = {}
+        """Schedules that have failed: why, and until when they are left out."""
+        self._changes = 0
+        """How often a notification has said that schedules were changed."""
         self._wakeup = asyncio.Event()
         self._next_wakeup_at = 0.0
         self._stopping = asyncio.Event()
@@ -121,6 +122,8 @@ class Scheduler:
         def wake() -> None:
             if is_back:
                 self._backoff.reached()
+            self._changes += 1
+            self._left_out = {name: (reason, 0.0) for name, (reason, _) in self._left_out.items()}
             self._wakeup.set()
 
         with suppress(RuntimeError):  # the loop is closed
@@ -177,16 +180,18 @@ class Scheduler:
         self._on_stored()
 
     async def _tick(self) -> TickResult:
-        now = time.monotonic()
-        paused = [name for name, (_, until) in self._failed.items() if now < until]
-        ticked = await self._connection.run(tick(excluded=[*self._unreadable, *paused]))
-        for name, reason in ticked.failed.items():
-            if self._failed.get(name, ("", 0.0))[0] != reason:
-                log.error("schedule %r failed, the next try is in %g s: %s", name, FAILED_PAUSE_S, reason)
-            self._failed[name] = reason, now + FAILED_PAUSE_S
-        for name, reason in ticked.unreadable.items():
-            log.error("schedule %r cannot be served by this process: %s", name, reason)
-        self._unreadable |= ticked.unreadable
+        now, changes = time.monotonic(), self._changes
+        ticked = await self._connection.run(
+            tick(excluded=[n for n, (_, until) in self._left_out.items() if now < until])
+        )
+        again_at = (
+            now + FAILED_PAUSE_S if changes == self._changes else 0.0
+        )  # it may have been changed since it was read
+        for event, reasons in (("failed", ticked.failed), ("cannot be served by this process", ticked.unreadable)):
+            for name, reason in reasons.items():
+                if self._left_out.get(name, ("", 0.0))[0] != reason:
+                    log.error("schedule %r %s, the next try is in %g s: %s", name, event, FAILED_PAUSE_S, reason)
+                self._left_out[name] = reason, again_at
         if ticked.decisions:
             counts = Counter(decision.outcome for decision in ticked.decisions)
             log.info(

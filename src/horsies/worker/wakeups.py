@@ -2,17 +2,19 @@
 
 The workers that serve the same queues share the notifications (`db/listen_group.py`): one of those that listen acts on each, the others a moment later.
 A worker that knows of more tasks than it can take calls the others with a notification of its own. It does so at growing intervals: in a
-cluster that is busy as a whole no worker can help. The call of another worker postpones its own, but not beyond twice the interval.
+cluster that is busy as a whole no worker can help. The call of another worker postpones its own, but not beyond twice the interval. Once no task waits
+any more, it calls for the next one that is announced without such a pause: beside a worker that is busy for minutes, others are idle.
 
 Any client may send notifications, so they only say when to query. `ping` and `cancel` both request a heartbeat, which reads from the rows what is to be
 cancelled: a message about a task without a request in its row changes nothing.
 """
 
 import asyncio
+import math
 import re
 import threading
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final, Self
 
@@ -27,6 +29,8 @@ CONTROL_EVERY_S: Final = 0.05
 """Control messages lead to at most one heartbeat per interval."""
 CALL_S, CALL_MAX_S = 0.005, 1.0
 """How long there must be more tasks than the worker can take before it calls, and how long the pause between two calls becomes."""
+CALL_EVERY_S: Final = 0.05
+"""A worker calls at most once per interval."""
 MAX_DEFERRED: Final = 50
 
 SQL = load(__file__)
@@ -58,6 +62,9 @@ class Notifications:
         self._call_timer: asyncio.TimerHandle | None = None
         self._call_by = 0.0
         """When this worker calls at the latest, whatever calls it receives: they may be forged."""
+        self._called_at = -math.inf
+        self._nothing_waits_at = -1
+        """How many notifications had arrived when a call found that no task waits."""
         dispatcher.on_surplus = self._on_surplus
         self._deferred: dict[tuple[str, str | None], tuple[int, str]] = {}
         """By priority and queue: the earliest time, and its payload."""
@@ -144,21 +151,36 @@ class Notifications:
         It calls only if the surplus lasts: a claim that took all that it could has not seen whether there is more, and with short tasks the next one
         is faster than any other worker.
         """
+        if lane is not None and self._dispatcher.notifications == self._nothing_waits_at:
+            lane = None
         self._surplus = lane
         if lane is None:
             self._call_pause_s = CALL_S
         elif self._call_timer is None:
             now = self._loop.time()
-            self._call_by = now + 2 * self._call_pause_s
-            self._call_timer = self._loop.call_at(now + self._call_pause_s, self._call_for_help)
+            self._call_by = max(now + 2 * self._call_pause_s, self._called_at + CALL_EVERY_S)
+            at = max(now + self._call_pause_s, self._called_at + CALL_EVERY_S)
+            self._call_timer = self._loop.call_at(at, self._call_for_help)
 
     def _call_for_help(self) -> None:
         self._call_timer = None
         if self._surplus is not None:
             self._call_pause_s = min(2 * self._call_pause_s, CALL_MAX_S)
             if self._group.has_others:
-                self._listener.run_soon(partial(call_for_help, self._queues, self._surplus, self._dispatcher.caps))
+                self._called_at = self._loop.time()
+                self._listener.run_soon(partial(self._call, self._surplus, self._dispatcher.notifications))
             self._on_surplus(self._surplus)
+
+    def _call(self, lane: Lane, notifications: int) -> Op[None]:
+        """Runs on the thread of the listener."""
+        if not (yield from call_for_help(self._queues, lane, self._dispatcher.caps)):
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._on_nothing_waits, notifications)
+
+    def _on_nothing_waits(self, notifications: int) -> None:
+        if notifications == self._dispatcher.notifications:  # else a task may have been announced since
+            self._nothing_waits_at = notifications
+            self._on_surplus(None)
 
 
 # -- statements
@@ -170,7 +192,7 @@ def look_for_work(worker: str, queues: Collection[str], caps: Caps = NO_CAPS) ->
 
 
 def call_for_help(queues: Collection[str], lane: Lane, caps: Caps = NO_CAPS) -> Op[Rows]:
-    """Call the other workers, if there are tasks that no worker has claimed."""
+    """Call the other workers, if there are tasks that no worker has claimed. Returns no row if there are none."""
     microseconds = int((lane.watermark - EPOCH).total_seconds() * 1_000_000)
     payload = f"{FOR_ANY}{lane.priority} {microseconds} {lane.queue_name}"
     return rows(SQL["call_for_help"](payload=payload, **_waiting_params(queues, caps)))

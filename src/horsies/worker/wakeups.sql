@@ -48,7 +48,8 @@ select
         select
         from {schema}.workers
         where workers.id = %(worker)s::uuid
-        and workers.leave_requested_at is not null
+        -- A later heartbeat has read it. Without this, a worker that waits for long tasks would send one after each poll.
+        and workers.leave_requested_at > workers.heartbeat_at
     );
 
 -- name: call_for_help
