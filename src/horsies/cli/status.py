@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from horsies.app import Horsies
-from horsies.cli.doctor import finding_to_json
+from horsies.cli.doctor import STYLES, finding_to_json
 from horsies.cli.options import database_command
 from horsies.cli.output import (
     UNLIMITED,
@@ -62,7 +62,6 @@ FEW: Final = 3  # rows of a table that was shortened
 WATCH_S: Final = 2.0
 READ_TIMEOUT_S: Final = 2  # for each part
 SLICE_S: Final = 1.0  # how often a screen is drawn while the database does not answer
-STYLES: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +104,22 @@ class Section:
         return self.versions[self.shown]
 
 
-class Interval(click.ParamType[float]):
-    """A number of seconds."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a number of seconds; write the APP first: horsies status {value} --watch", param, ctx
-            )
-        if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - explained in the message
-            self.fail(f"{value} is out of range; choose a number of seconds from 0.1 to 86400", param, ctx)
-        return seconds
+def _parse_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a number of seconds; write the APP first: horsies status {text} --watch"
+        ) from None
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - explained in the message
+        raise click.BadParameter(f"{text} is out of range; choose a number of seconds from 0.1 to 86400")
+    return seconds
 
 
 @database_command(
     click.command,
     click.option(
-        "--watch", type=Interval(), is_flag=False, flag_value=str(WATCH_S), metavar="[SECONDS]",
+        "--watch", type=_parse_interval, is_flag=False, flag_value=str(WATCH_S), metavar="[SECONDS]",
         help="Keep it up to date until Ctrl-C; without a number, every 2 seconds.",
     ),
     wide_option,

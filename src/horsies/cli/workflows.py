@@ -14,6 +14,7 @@ from horsies.cli.output import Column, echo, show_facts, show_json, show_table, 
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 from horsies.ops.api import Ops
 from horsies.workflows.inspect import RunNode, RunTree, WorkflowRun
@@ -172,7 +173,7 @@ def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, a
     horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
     """
     if not dry_run:
-        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+        confirm(f"cancel {plural(len(ids), 'workflow')}?", yes=yes)
     _apply_to_all(target, CANCEL, ids=ids, dry_run=dry_run, as_json=as_json)
 
 

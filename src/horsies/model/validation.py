@@ -1,10 +1,14 @@
-"""Helpers that configurations share: find problems, raise them all together, and format durations."""
+"""Helpers that configurations share: find problems, raise them all together, and format and parse durations."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from horsies.model.errors import ConfigError
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
 
 
 class Checked:
@@ -75,3 +79,9 @@ def format_duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `90s`, `15m`, `2h`, `7d` or `1w`; None for any other text."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _UNITS[match[2]]
