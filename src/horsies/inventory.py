@@ -118,7 +118,7 @@ def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowD
 
 
 def _belongs_to(app: Horsies, definition: type) -> bool:
-    """Tell whether it has nodes, and not only tasks of another app that was imported too."""
+    """Return whether it has nodes, and not only tasks of another app that was imported too."""
     nodes = nodes_of(definition).values()
     tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, BaseTask)]
     return bool(nodes) and (not tasks or any(app.tasks.get(task.name) is task for task in tasks))

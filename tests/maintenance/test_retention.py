@@ -26,13 +26,14 @@ OFTEN = RetentionConfig(every=timedelta(seconds=1))
 
 
 @asynccontextmanager
-async def as_leader(database: str) -> AsyncGenerator[RetentionRunner]:
-    async with (
-        asyncio.TaskGroup() as group,
-        RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as runner,
-    ):
-        runner.is_leader.set()
-        yield runner
+async def as_leader(database: str) -> AsyncGenerator[asyncio.Event]:
+    is_leader = asyncio.Event()
+    is_leader.set()
+    async with asyncio.TaskGroup() as group:
+        runner = RetentionRunner(PostgresConfig(database_url=database), OFTEN, is_leader)
+        running = group.create_task(runner.run())
+        yield is_leader
+        running.cancel()
 
 
 async def until(sql: psycopg.Connection, days: list[object]) -> None:
@@ -69,16 +70,16 @@ async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connec
         await until(sql, ahead)
 
 
-async def test_nothing_is_done_by_one_who_is_not_the_keeper(database: str, sql: psycopg.Connection) -> None:
+async def test_nothing_is_done_by_a_worker_that_is_not_the_leader(database: str, sql: psycopg.Connection) -> None:
     ahead = days_of(sql)
     old = make_day(sql, 9)
-    async with as_leader(database) as runner:
+    async with as_leader(database) as is_leader:
         await until(sql, ahead)
-        runner.is_leader.clear()
+        is_leader.clear()
         make_day(sql, 9)
         await asyncio.sleep(1.5)  # longer than a look
         assert days_of(sql) == [old, *ahead]
-        runner.is_leader.set()
+        is_leader.set()
         await until(sql, ahead)
 
 

@@ -356,7 +356,7 @@ def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
 
 
 def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text]]:
-    """With fixes; without them; with fewer and fewer lines, down to one for each; then with one for each code, so that many of a kind hide no other."""
+    """Return the findings with their fixes; without them; with fewer and fewer lines, down to one for each; then with one for each code, so that many of a kind hide no other."""
     counts = Counter(each.severity for each in findings)
     words = [
         f"{count} {severity.word}{'' if count == 1 or severity is Severity.INFO else 's'}"
@@ -402,7 +402,7 @@ def _first(lines: Sequence[Text], count: int, width: int) -> list[Text]:
 
 
 def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """All queues; those with the most to say; their number."""
+    """Return the lines of all queues; of those with the most to say; their number."""
     everything = queue_table(target, snapshot.queues, snapshot.now, width)
     if not everything:
         return [[Text("queues         none has a task, a worker or a pause")]]
@@ -416,7 +416,7 @@ def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[lis
 
 
 def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """The top failing tasks; the first ones; their number."""
+    """Return the lines of the top failing tasks; of the first ones; their number."""
     if not snapshot.error_groups:
         return [[_fact("failing tasks", "none in the last hour")]]
     columns = [
@@ -433,7 +433,7 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
 
 
 def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """All workers; the first ones; their number."""
+    """Return the lines of all workers; of the first ones; their number."""
     if not snapshot.workers:
         return [[_fact("workers", "none is registered")]]
     lines = worker_table(snapshot.workers, width)
@@ -447,7 +447,7 @@ def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
 
 
 def _dead_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """The workers that died; their number."""
+    """Return the lines of the workers that died; their number."""
     if not snapshot.dead_workers:
         return [[]]
     count = len(snapshot.dead_workers)

@@ -767,7 +767,7 @@ class Ops:
         return partial(import_module("horsies.doctor.run").run_quick_checks, self._check_context())
 
     def _check_context(self) -> CheckContext:
-        """An app without a name is only the address of a database, so nothing is compared with it."""
+        """Return what is checked. An app without a name is only the address of a database, so nothing is compared with it."""
         context_for = import_module("horsies.doctor.findings").context_for
         return context_for(self._app, knows_app=self._app.name != DEFAULT_APP_NAME)
 
