@@ -595,7 +595,7 @@ def test_a_generator_function_is_refused_with_what_to_write() -> None:
             app.task("count")(function)
 
 
-def test_a_task_without_a_name_is_told_which_to_write() -> None:
+def test_for_a_task_without_a_name_the_error_says_which_to_write() -> None:
     app: Any = Horsies()
 
     def resize() -> TaskResult[None, TaskError]:

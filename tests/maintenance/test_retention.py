@@ -62,7 +62,7 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
     assert "maintenance: could not apply retention to days ahead" in caplog.text
 
 
-async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connection, faults: Plant) -> None:
+async def test_a_lost_connection_is_made_again(database: str, sql: psycopg.Connection, faults: Plant) -> None:
     ahead = days_of(sql)
     make_day(sql, 9)
     faults("get_old_partitions", "before", "drop")
