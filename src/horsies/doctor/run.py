@@ -184,7 +184,7 @@ def run_quick_checks(context: CheckContext) -> Op[list[Finding]]:
 
 
 def merge_failures(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge the findings of each kind into one, which names the checks that were not permitted, timed out or failed."""
+    """Say in one finding of each kind which checks were not permitted, timed out or failed."""
     merged: dict[FindingCode, list[Finding]] = {}
     for finding in findings:
         if finding.code in _FAILURES:
