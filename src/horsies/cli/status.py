@@ -101,7 +101,8 @@ class Section:
 
     @property
     def lines(self) -> Sequence[Text]:
-        return self.versions[self.shown]
+        lines = self.versions[self.shown]
+        return [Text(), *lines] if self.is_apart and lines else lines
 
 
 def _parse_interval(text: str) -> float:
@@ -208,10 +209,8 @@ def _watch(target: Horsies, ops: Ops, interval_s: float, *, as_json: bool) -> No
     console = Console(highlight=False)
     if as_json or not console.is_terminal:
         for snapshot, outage in _snapshots(ops, interval_s):
-            if outage and outage.is_new:
-                _show_outage(outage, as_json=as_json)
-            elif snapshot and not outage:
-                _show_next(target, snapshot, as_json=as_json)
+            if (update := outage or snapshot) and (outage is None or outage.is_new):
+                _show_update(target, update, as_json=as_json)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for snapshot, outage in _snapshots(ops, interval_s):
@@ -272,18 +271,16 @@ def _take(results: SimpleQueue[Snapshot | BaseException], timeout_s: float) -> S
         return None
 
 
-def _show_outage(outage: Outage, *, as_json: bool) -> None:
-    if as_json:
-        show_json({"error": outage.message, "silent_s": outage.silent_s}, indent=None)
-    else:
-        show_lines([*outage.lines(UNLIMITED)])
-
-
-def _show_next(target: Horsies, snapshot: Snapshot, *, as_json: bool) -> None:
-    if as_json:
-        show_json(_to_json(snapshot), indent=None)
-    else:
-        show_lines([*_render(target, snapshot, UNLIMITED, UNLIMITED), Text()])
+def _show_update(target: Horsies, update: Snapshot | Outage, *, as_json: bool) -> None:
+    match update:
+        case Outage() if as_json:
+            show_json({"error": update.message, "silent_s": update.silent_s}, indent=None)
+        case Outage():
+            show_lines(update.lines(UNLIMITED))
+        case Snapshot() if as_json:
+            show_json(_to_json(update), indent=None)
+        case Snapshot():
+            show_lines([*_render(target, update, UNLIMITED, UNLIMITED), Text()])
 
 
 # -- the screen
@@ -319,8 +316,7 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     ]  # fmt: skip
 
     def has_room() -> bool:
-        needed = sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
-        return needed <= height
+        return sum(len(section.lines) for section in sections) <= height
 
     if not has_room():
         for section in (findings, queues, errors, workers):
@@ -334,16 +330,12 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     for section in sections:  # a later step may have made room for what was shortened before
         shown = section.shown
         section.shown = next((version for version in range(shown) if _fits(section, version, has_room)), shown)
-    return [line for section in sections for line in _with_gap(section)][:height]
+    return [line for section in sections for line in section.lines][:height]
 
 
 def _fits(section: Section, version: int, has_room: Callable[[], bool]) -> bool:
     section.shown = version
     return has_room()
-
-
-def _with_gap(section: Section) -> list[Text]:
-    return [Text(), *section.lines] if section.is_apart and section.lines else [*section.lines]
 
 
 def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
