@@ -210,7 +210,7 @@ def test_a_task_looks_like_its_function(app: Horsies) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "half \ud800", "x" * 201])
 def test_a_name_that_cannot_be_stored_or_shown_is_refused(app: Horsies, name: str) -> None:
-    with pytest.raises(TaskDefinitionError, match="choose a name of 1 to 200 printable characters"):
+    with pytest.raises(TaskDefinitionError, match="its name must be 1 to 200 printable characters"):
         app.task(name)
 
 

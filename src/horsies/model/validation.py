@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 from horsies.model.errors import ConfigError
+from horsies.model.payload_errors import MAX_NAME, short_repr
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
@@ -41,6 +42,11 @@ def range_problems(config: object, **ranges: tuple[int, int] | tuple[int, int, N
     for name, (low, high, *others) in ranges.items():
         if (value := getattr(config, name)) is not None or not others:
             yield from number_problems(name, value, low, high)
+
+
+def name_problems(what: str, name: object) -> Iterator[str]:
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        yield f"{what} must be 1 to {MAX_NAME} printable characters, not {short_repr(name)}"
 
 
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
