@@ -10,7 +10,7 @@ import pytest
 
 from horsies.db.broker import PostgresBroker
 from horsies.maintenance import minutes
-from horsies.maintenance.minutes import compute_minutes, roll_up_minutes
+from horsies.maintenance.minutes import MinuteRunner, roll_up_minutes
 from horsies.model.config import PostgresConfig
 from horsies.model.errors import BrokerError
 from tests.fixtures.eventually import eventually
@@ -303,14 +303,14 @@ async def test_the_leader_computes_on_its_own(
 ) -> None:
     monkeypatch.setattr(minutes, "FIRST_S", 0.01)
     end_task(sql, datetime.now(UTC) - 2 * MINUTE)
-    is_leader = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        computing = group.create_task(compute_minutes(PostgresConfig(database_url=database), is_leader))
+    async with (
+        asyncio.TaskGroup() as group,
+        MinuteRunner(group, database=PostgresConfig(database_url=database)) as runner,
+    ):
         await asyncio.sleep(0.1)
         assert counts(sql) == [], "it is not the leader"
-        is_leader.set()
+        runner.is_leader.set()
         await asyncio.to_thread(eventually, lambda: len(counts(sql)) == 1)
-        computing.cancel()
 
 
 def test_logs_dead_workers_and_the_audit_are_deleted_when_they_are_old(

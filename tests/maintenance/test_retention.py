@@ -26,14 +26,13 @@ OFTEN = RetentionConfig(every=timedelta(seconds=1))
 
 
 @asynccontextmanager
-async def as_leader(database: str) -> AsyncGenerator[asyncio.Event]:
-    is_leader = asyncio.Event()
-    is_leader.set()
-    async with asyncio.TaskGroup() as group:
-        runner = RetentionRunner(PostgresConfig(database_url=database), OFTEN, is_leader)
-        running = group.create_task(runner.run())
-        yield is_leader
-        running.cancel()
+async def as_leader(database: str) -> AsyncGenerator[RetentionRunner]:
+    async with (
+        asyncio.TaskGroup() as group,
+        RetentionRunner(group, database=PostgresConfig(database_url=database), retention=OFTEN) as runner,
+    ):
+        runner.is_leader.set()
+        yield runner
 
 
 async def until(sql: psycopg.Connection, days: list[object]) -> None:
@@ -62,7 +61,7 @@ async def test_a_duty_that_fails_does_not_keep_the_others_from_being_done(
     assert "maintenance: could not apply retention to days ahead" in caplog.text
 
 
-async def test_a_lost_connection_is_made_again(database: str, sql: psycopg.Connection, faults: Plant) -> None:
+async def test_a_lost_connection_is_made_anew(database: str, sql: psycopg.Connection, faults: Plant) -> None:
     ahead = days_of(sql)
     make_day(sql, 9)
     faults("get_old_partitions", "before", "drop")
@@ -70,16 +69,16 @@ async def test_a_lost_connection_is_made_again(database: str, sql: psycopg.Conne
         await until(sql, ahead)
 
 
-async def test_nothing_is_done_by_a_worker_that_is_not_the_leader(database: str, sql: psycopg.Connection) -> None:
+async def test_nothing_is_done_by_one_who_is_not_the_keeper(database: str, sql: psycopg.Connection) -> None:
     ahead = days_of(sql)
     old = make_day(sql, 9)
-    async with as_leader(database) as is_leader:
+    async with as_leader(database) as runner:
         await until(sql, ahead)
-        is_leader.clear()
+        runner.is_leader.clear()
         make_day(sql, 9)
         await asyncio.sleep(1.5)  # longer than a look
         assert days_of(sql) == [old, *ahead]
-        is_leader.set()
+        runner.is_leader.set()
         await until(sql, ahead)
 
 

@@ -5,7 +5,6 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, Self, TypeVar
 
 from horsies.db.channels import worker_lock_scope
@@ -16,7 +15,7 @@ from horsies.events import TasksExpired, TasksRescued, WorkerDeclaredDead, emit,
 from horsies.maintenance import rescue
 from horsies.maintenance.failure_detector import FailureDetector
 from horsies.maintenance.isolate import FailedRows
-from horsies.maintenance.minutes import compute_minutes
+from horsies.maintenance.minutes import MinuteRunner
 from horsies.maintenance.retention import RetentionRunner
 from horsies.model.config import PostgresConfig, RecoveryConfig, RetentionConfig
 from horsies.tasks import unknown
@@ -58,12 +57,8 @@ class MaintenanceLeader:
         self._recovery = recovery
         self._detector = FailureDetector(recovery.dead_after_ms / 1000, gap_s=self._interval_s * 3 + 1)
         self._connection = ThreadedConnection(database, "maintenance")
-        self._may_do_slow_duties = asyncio.Event()
-        self._slow_duties = (
-            RetentionRunner(database, retention, self._may_do_slow_duties).run,
-            partial(compute_minutes, database, self._may_do_slow_duties),
-        )
-        """They have connections of their own."""
+        self._retention = RetentionRunner(group, database=database, retention=retention)
+        self._minutes = MinuteRunner(group, database=database)
         self._lock_scope = worker_lock_scope(database.schema)
         self._passes = 0
         self._failed_rows = FailedRows()
@@ -71,12 +66,15 @@ class MaintenanceLeader:
         self.is_elected = False
 
     async def __aenter__(self) -> Self:
-        self._running = [self._group.create_task(run()) for run in (self._lead, *self._slow_duties)]
+        self._leading = self._group.create_task(self._lead())
+        await self._retention.__aenter__()
+        await self._minutes.__aenter__()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_details: object) -> None:
-        for running in self._running:
-            running.cancel()
+        self._leading.cancel()
+        await self._minutes.__aexit__()
+        await self._retention.__aexit__()
         await self._connection.close(rescue.release_lease(self._worker) if kind is None else None)
 
     async def _lead(self) -> None:
@@ -97,11 +95,13 @@ class MaintenanceLeader:
         """Do the duties if elected. Return for how many seconds nothing is to do: a candidate waits while another's lease runs."""
         self.is_elected, left_s = await self._connection.run(rescue.acquire_lease(self._worker, self._lease_ms))
         if not self.is_elected:
-            self._may_do_slow_duties.clear()
+            self._retention.is_leader.clear()
+            self._minutes.is_leader.clear()
             self._detector.reset()
             # The interval of the other one, or a clock that was set, may make it far longer.
             return min(left_s, self._lease_ms / 1000)
-        self._may_do_slow_duties.set()
+        self._retention.is_leader.set()
+        self._minutes.is_leader.set()
         await self._do_duties()
         return 0.0
 

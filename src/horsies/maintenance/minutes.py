@@ -4,7 +4,7 @@ So charts of the last day do not read `finished`. An ending may be committed a l
 again with the next one. A minute is replaced as a whole, in one transaction that holds the row of `minutes_until`. So two processes never compute at the same
 time, and one that dies leaves a complete minute. `ops/statistics.py` reads these rows, and what has ended since then from `finished`.
 
-`compute_minutes` does this while its worker is the maintenance leader, on a connection of its own: a minute may have hundreds of thousands of tasks, and the
+`MinuteRunner` does this while its worker is the maintenance leader, on a connection of its own: a minute may have hundreds of thousands of tasks, and the
 leader's observation of the workers must not wait for them.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from datetime import timedelta
-from typing import Final
+from typing import Final, Self
 
 from horsies.db.dedicated import ThreadedConnection
 from horsies.db.errors import DriverError, ErrorKind, broker_error, classify, is_about_row, short_text
@@ -37,23 +37,37 @@ SQL = load(__file__)
 log = logging.getLogger("horsies.maintenance")
 
 
-async def compute_minutes(database: PostgresConfig, is_leader: asyncio.Event) -> None:
-    """Compute minutes while this worker is the leader, until cancelled."""
-    next_s = FIRST_S
-    while True:
-        await asyncio.sleep(next_s * random.uniform(1, 1.2))  # noqa: S311 - jitter, no secret
-        await is_leader.wait()
-        next_s = PAUSE_S
-        connection = ThreadedConnection(database, "statistics")
-        try:
-            next_s = max(PAUSE_S, await connection.run(roll_up_minutes()))
-        except DriverError as error:
-            level = logging.DEBUG if classify(error) is ErrorKind.CONNECTION_LOST else logging.WARNING
-            log.log(level, "maintenance: could not compute the statistics of a minute: %s", broker_error(error))
-        except Exception:
-            log.exception("maintenance: could not compute the statistics of a minute")
-        finally:
-            await connection.close(None)
+class MinuteRunner:
+    """A service of the maintenance leader. It does nothing until its worker is the leader."""
+
+    def __init__(self, group: asyncio.TaskGroup, *, database: PostgresConfig) -> None:
+        self._group = group
+        self._database = database
+        self.is_leader = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._running = self._group.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self._running.cancel()
+
+    async def _run(self) -> None:
+        next_s = FIRST_S
+        while True:
+            await asyncio.sleep(next_s * random.uniform(1, 1.2))  # noqa: S311 - jitter, no secret
+            await self.is_leader.wait()
+            next_s = PAUSE_S
+            connection = ThreadedConnection(self._database, "statistics")
+            try:
+                next_s = max(PAUSE_S, await connection.run(roll_up_minutes()))
+            except DriverError as error:
+                level = logging.DEBUG if classify(error) is ErrorKind.CONNECTION_LOST else logging.WARNING
+                log.log(level, "maintenance: could not compute the statistics of a minute: %s", broker_error(error))
+            except Exception:
+                log.exception("maintenance: could not compute the statistics of a minute")
+            finally:
+                await connection.close(None)
 
 
 def roll_up_minutes(max_minutes: int = MINUTES_PER_PASS) -> Op[float]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from horsies.db import partitions
 from horsies.db.dedicated import ThreadedConnection
@@ -38,35 +38,44 @@ log = logging.getLogger("horsies.maintenance")
 
 
 class RetentionRunner:
-    """Applies the retention while its worker is the leader."""
+    """A service of the maintenance leader. It does nothing until its worker is the leader."""
 
-    def __init__(self, database: PostgresConfig, retention: RetentionConfig, is_leader: asyncio.Event) -> None:
+    def __init__(self, group: asyncio.TaskGroup, *, database: PostgresConfig, retention: RetentionConfig) -> None:
+        self._group = group
         self._database = database
         self._retention = retention
         self._interval_s = retention.every.total_seconds()
-        self._is_leader = is_leader
+        self.is_leader = asyncio.Event()
+        self._connection: ThreadedConnection | None = None
         self._keys_at = 0.0
         self._has_warned = False
         self._failed_rows = FailedRows()
 
-    async def run(self) -> None:
-        """Run until cancelled."""
+    async def __aenter__(self) -> Self:
+        self._running = self._group.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self._running.cancel()
+        await self._close()
+
+    async def _run(self) -> None:
         next_s = FIRST_S
         while True:
             # With jitter: a whole cluster may have been started at one moment.
             await asyncio.sleep(min(next_s, self._interval_s) * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
-            await self._is_leader.wait()
-            connection = ThreadedConnection(self._database, "retention")
+            await self.is_leader.wait()
             try:
-                next_s = POSTPONED_S if await self._run_pass(connection) else self._interval_s
+                next_s = POSTPONED_S if await self._run_pass() else self._interval_s
             except DriverError as error:
                 level = logging.DEBUG if classify(error) is ErrorKind.CONNECTION_LOST else logging.WARNING
                 log.log(level, "maintenance: could not apply retention: %s", broker_error(error))
             finally:
-                await connection.close(None)
+                await self._close()
 
-    async def _run_pass(self, connection: ThreadedConnection) -> bool:
+    async def _run_pass(self) -> bool:
         """Do all duties. Return whether anything was postponed."""
+        connection = self._connection = ThreadedConnection(self._database, "retention")
         await self._warn_of_missing_privileges(connection)
         results = [
             await self._do(connection, name, duty)
@@ -102,6 +111,11 @@ class RetentionRunner:
                 privileges.user, privileges.owner, privileges.owner, privileges.user, self._database.schema, privileges.owner,
             )  # fmt: skip
         self._has_warned = not privileges.are_sufficient
+
+    async def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close(None)
 
 
 # -- the duties
