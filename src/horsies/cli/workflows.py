@@ -10,7 +10,7 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import confirm, database_command, dry_run_option, find_id, parse_time, to_absolute, yes_option
-from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
+from horsies.cli.output import Column, cut, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
@@ -274,4 +274,4 @@ def _error_text(error: TaskError | None) -> str | None:
     if error is None:
         return None
     text = " ".join(f"{error.error_code}: {error.message}".split()) if error.message else error.error_code
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[: MAX_MESSAGE_CHARACTERS - 1]}…"
+    return cut(text, MAX_MESSAGE_CHARACTERS)
