@@ -25,6 +25,7 @@ from horsies.tasks.nodes import TaskNode
 from horsies.tasks.task import BaseTask
 from horsies.workflows.definition import WorkflowDefinition, nodes_of
 
+# Looked up statically: `WorkflowDefinition.build_with` is another object each time.
 _BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
 
 

@@ -251,6 +251,7 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -
     for at in sorted(widths, key=lambda at: (is_empty[at], columns[at].drop), reverse=True):
         if columns[at].drop and _spare(widths, width) < 0:
             del widths[at]
+    # One character at a time, so that all that were cut grow alike.
     while growing := [at for at in widths if widths[at] < wanted[at] and not columns[at].is_id][
         : max(0, _spare(widths, width))
     ]:
