@@ -45,6 +45,7 @@ def web() -> None:
     """Serve the dashboard."""
 
 
+_ROLES: Final = click.Choice(["operator", "read-only"])
 _access_options = all_of(
     click.option(
         "--password-file", type=click.Path(path_type=Path, dir_okay=False), envvar="HORSIES_WEB_PASSWORD_FILE", show_envvar=True,
@@ -54,7 +55,7 @@ _access_options = all_of(
     click.option("--trusted-proxy", "proxies", metavar="ADDRESS", multiple=True, help="The address or network of a proxy whose headers are believed. Repeatable."),
     click.option("--operator", "operators", metavar="NAME", multiple=True, help="With --trust-header: a user that may act. Repeatable."),
     click.option(
-        "--default-role", type=click.Choice(["read-only", "operator"]), default="read-only", show_default=True,
+        "--default-role", type=_ROLES, default="read-only", show_default=True,
         help="With --trust-header: the role of all other users.",
     ),
     click.option("--allowed-host", "allowed_hosts", metavar="NAME", multiple=True, help="A name that the Host header may have. Repeatable.  [default: any; without authentication those of this machine]"),
@@ -139,13 +140,7 @@ def serve(
 
 @web.command()
 @click.option("--name", default="admin", show_default=True, help="The name of the user.")
-@click.option(
-    "--role",
-    type=click.Choice(["operator", "read-only"]),
-    default="operator",
-    show_default=True,
-    help="What the user may do.",
-)
+@click.option("--role", type=_ROLES, default="operator", show_default=True, help="What the user may do.")
 def hash_password(name: str, role: str) -> None:
     """Ask for a password, and print the line of a password file. Without a terminal the password is read from stdin.
 
@@ -170,13 +165,7 @@ def hash_password(name: str, role: str) -> None:
 
 @web.command()
 @click.option("--name", required=True, help="The name of the script, for the audit.")
-@click.option(
-    "--role",
-    type=click.Choice(["operator", "read-only"]),
-    default="read-only",
-    show_default=True,
-    help="What it may do.",
-)
+@click.option("--role", type=_ROLES, default="read-only", show_default=True, help="What it may do.")
 def make_token(name: str, role: str) -> None:
     """Make a token for a script. Prints the token on stderr, once, and the line of the password file, which has only its hash.
 
