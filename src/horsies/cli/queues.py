@@ -16,8 +16,8 @@ from horsies.cli.output import (
     Styled,
     echo,
     show_json,
+    show_lines,
     show_paused,
-    show_table_lines,
     table_lines,
     terminal_size,
     to_age,
@@ -48,11 +48,15 @@ def list_(target: Horsies, *, as_json: bool) -> None:
         show_json({"queues": [asdict(queue) | _settings(target, queue.name) for queue in summaries]})
     else:
         now = target.ops.read_clock()
-        show_table_lines(queue_table(target, summaries, now, terminal_size()[0]), empty=NO_QUEUE)
+        lines = queue_table(target, summaries, now, terminal_size()[0])
+        if lines:
+            show_lines(lines)
+        else:
+            click.echo(NO_QUEUE, err=True)
 
 
 def queue_table(target: Horsies, summaries: Sequence[QueueSummary], now: datetime, width: int) -> list[Text]:
-    """Return the lines of the table; queues with a problem are in colour."""
+    """Return the lines of the table; none if there is no queue. Queues with a problem are in colour."""
     columns = [
         Column("QUEUE", shrink=8), "WAITING", Column("SCHEDULED", drop=4), Column("RETRYING", drop=2), Column("CLAIMED", drop=6), "RUNNING", "OLDEST", "PAUSED",
         Column("WORKERS", drop=3), Column("PRIORITY", drop=5), Column("CAP", drop=1),
@@ -67,7 +71,7 @@ def queue_table(target: Horsies, summaries: Sequence[QueueSummary], now: datetim
         paused = Styled(to_age(queue.paused_at, now), "yellow")
         counts = (waiting, *not_due, queue.claimed, queue.running)
         rows.append((queue.name, *counts, oldest, paused, queue.workers, settings["priority"], cap))
-    return table_lines(columns, rows, width)
+    return table_lines(columns, rows, width) if rows else []
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:
