@@ -210,7 +210,7 @@ def test_a_task_looks_like_its_function(app: Horsies) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "half \ud800", "x" * 201])
 def test_a_name_that_cannot_be_stored_or_shown_is_refused(app: Horsies, name: str) -> None:
-    with pytest.raises(TaskDefinitionError, match="choose a name of 1 to 200 printable characters"):
+    with pytest.raises(TaskDefinitionError, match="its name must be 1 to 200 printable characters"):
         app.task(name)
 
 
@@ -595,7 +595,7 @@ def test_a_generator_function_is_refused_with_what_to_write() -> None:
             app.task("count")(function)
 
 
-def test_a_task_without_a_name_is_told_which_to_write() -> None:
+def test_for_a_task_without_a_name_the_error_says_which_to_write() -> None:
     app: Any = Horsies()
 
     def resize() -> TaskResult[None, TaskError]:

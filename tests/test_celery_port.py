@@ -31,7 +31,7 @@ PRICES = {"north": 1200, "south": 900, "west": 1500}
 
 
 class Suppliers(ThreadingHTTPServer):
-    """The suppliers of the shop. North fails the first time that it is asked for a product, and nobody has a unicorn."""
+    """The suppliers of the shop. North fails the first time that it is asked for a product, and none has a unicorn."""
 
     daemon_threads = True
 

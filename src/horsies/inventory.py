@@ -25,6 +25,7 @@ from horsies.tasks.nodes import TaskNode
 from horsies.tasks.task import BaseTask
 from horsies.workflows.definition import WorkflowDefinition, nodes_of
 
+# Looked up statically: `WorkflowDefinition.build_with` is another object each time.
 _BUILD_WITH: Final = inspect.getattr_static(WorkflowDefinition, "build_with")
 
 
@@ -118,7 +119,7 @@ def _definitions(base: type[WorkflowDefinition[Any]]) -> Iterator[type[WorkflowD
 
 
 def _belongs_to(app: Horsies, definition: type) -> bool:
-    """Tell whether it has nodes, and not only tasks of another app that was imported too."""
+    """Return whether it has nodes, and not only tasks of another app that was imported too."""
     nodes = nodes_of(definition).values()
     tasks = [node.fn for node in nodes if isinstance(node, TaskNode) and isinstance(node.fn, BaseTask)]
     return bool(nodes) and (not tasks or any(app.tasks.get(task.name) is task for task in tasks))

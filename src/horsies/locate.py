@@ -116,6 +116,7 @@ def _expand_pattern(place: str, what: str) -> list[str]:
         matches = sorted(file for file in files if file.endswith(".py") and os.path.basename(file) not in left_out)
         hint = f"write the pattern as seen from {os.getcwd()!r}"
     else:
+        # The whole parts of the name before the first wildcard.
         fixed, _, _ = place.partition("*")[0].partition("?")[0].partition("[")[0].rpartition(".")
         if not fixed:
             raise LocateError(f"{what}: a pattern begins with the name of a package, as in 'myapp.*.tasks'")

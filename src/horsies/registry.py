@@ -18,11 +18,11 @@ from horsies.model.error_codes import ErrorCodes, ExceptionMap, code_problems, m
 from horsies.model.errors import TaskDefinitionError
 from horsies.model.graph import OnError
 from horsies.model.other_queues import APP_NAMES, TASK_OPTIONS, explain_missing, explain_options
-from horsies.model.payload_errors import MAX_NAME, PayloadSizeCheck
+from horsies.model.payload_errors import PayloadSizeCheck
 from horsies.model.result import TaskError, TaskFailure, TaskResult
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.signature import is_coroutine_function, ok_type
-from horsies.model.validation import instance_problems, number_problems
+from horsies.model.validation import instance_problems, name_problems, number_problems
 from horsies.tasks.handle import CallerTransactions
 from horsies.tasks.middleware import Middleware, MiddlewareFunction, TaskKind, middleware_from
 from horsies.tasks.nodes import AnyNode, SuccessPolicy, WorkflowDraft, WorkflowNode
@@ -354,15 +354,10 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str] | None:
     return None if code is None else (os.path.realpath(code.co_filename), function.__qualname__)
 
 
-def _name_problems(name: str) -> Iterator[str]:
-    if len(name) > MAX_NAME or not name.isprintable():
-        yield f"its name has {len(name)} characters or an unprintable one; choose a name of 1 to {MAX_NAME} printable characters"
-
-
 def _task_problems(
     name: str, timeout_ms: int | None, retry_policy: object, aliases: object, mapper: object, code: object
 ) -> Iterator[str]:
-    yield from _name_problems(name)
+    yield from name_problems("its name", name)
     if timeout_ms is not None:
         yield from number_problems("timeout_ms", timeout_ms, 1, MAX_TIMEOUT_MS)
     if retry_policy is not None:
@@ -383,7 +378,7 @@ def _alias_problems(name: str, aliases: object) -> Iterator[str]:
         elif alias == name:
             yield f"aliases has {alias!r}, which is the name of the task itself; remove it"
         else:
-            yield from _name_problems(alias)
+            yield from name_problems("an alias", alias)
 
 
 def _check_function(name: str, function: Callable[..., Any]) -> None:

@@ -107,8 +107,8 @@ def test_a_child_that_dies_fails_its_own_async_tasks_and_no_others(
     os.kill(dying, signal.SIGKILL)
     assert [handle.get(PATIENCE_MS).err_value.error_code for handle in lost] == ["WORKER_CRASHED"] * 3
     assert statuses(sql) == {"FAILED": 3, "RUNNING": 3}
-    (begun_anew,) = begin_three_more(basic, tmp_path)
-    assert begun_anew not in {dying, living}
+    (begun_again,) = begin_three_more(basic, tmp_path)
+    assert begun_again not in {dying, living}
     (tmp_path / "open").touch()
     assert [handle.get(PATIENCE_MS).ok_value for handle in kept] == [living] * 3
 
@@ -155,7 +155,7 @@ def test_recycling_under_load_never_leaves_fewer_children_than_processes(
     ],
     ids=["default", "60", "0"],
 )
-def test_a_child_serves_a_hundred_tasks_or_as_many_as_it_is_told_and_with_zero_all_of_them(
+def test_a_child_serves_a_hundred_tasks_or_as_many_as_configured_and_with_zero_all_of_them(
     worker: StartWorker, sql: psycopg.Connection, tmp_path: Path, options: tuple[str, ...], served: list[int]
 ) -> None:
     worker(CLUSTER, processes=1, options=options, env=settings())

@@ -1,4 +1,4 @@
-"""What producers count, what everybody can ask, and what the pages, the board and the alerts say of it."""
+"""What producers count, what every process can ask, and what the pages, the board and the alerts say of it."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_an_empty_queue_beside_a_long_one_is_not_looked_for_in_all_of_it(sql: ps
     assert not [line for (line,) in plan if "Seq Scan on tasks" in line]
 
 
-def test_names_that_nobody_knows_share_one_label(basic: Any, registry: CollectorRegistry) -> None:
+def test_names_that_no_app_knows_share_one_label(basic: Any, registry: CollectorRegistry) -> None:
     prometheus.instrument(basic.app, registry=registry)
     for name in ("made up", "also made up"):
         events.emit(TasksClaimed(name, "default", 1))
@@ -80,7 +80,7 @@ def test_names_that_nobody_knows_share_one_label(basic: Any, registry: Collector
     assert registry.get_sample_value("horsies_tasks_claimed_total", labels) == 2
 
 
-def test_connections_in_use_and_callers_that_wait_for_one_are_told(
+def test_connections_in_use_and_callers_that_wait_for_one_are_reported(
     basic: Any, registry: CollectorRegistry, database: str
 ) -> None:
     prometheus.instrument(basic.app, registry=registry)

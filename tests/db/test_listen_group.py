@@ -42,7 +42,7 @@ class Member:
         self.listener.subscribe(Channel.NEW, None, self.received.append)
 
     @property
-    def heard(self) -> list[str]:
+    def payloads(self) -> list[str]:
         return [payload for payload in self.received if payload is not None]
 
 
@@ -79,8 +79,8 @@ def test_only_as_many_listen_as_there_are_slots(join: Join, sql: psycopg.Connect
     assert column(sql, HELD) == [0, 1]
     eventually(lambda: all(member.received for member in members[:2]), what="LISTEN is in force")
     notify(sql, "hello")
-    eventually(lambda: all(member.heard == ["hello"] for member in members[:2]))
-    assert [member.heard for member in members[2:]] == [[], [], []]
+    eventually(lambda: all(member.payloads == ["hello"] for member in members[:2]))
+    assert [member.payloads for member in members[2:]] == [[], [], []]
 
 
 def test_each_number_belongs_to_one_of_those_that_listen(join: Join) -> None:
@@ -104,7 +104,7 @@ def test_a_slot_whose_session_is_gone_is_taken_by_a_member_that_waits(join: Join
     eventually(lambda: members[2].received == [None], what="called when LISTEN is in force")
     eventually(lambda: list(members[1].group.occupied) == [0, 1], what="the other one knows")
     notify(sql, "hello")
-    eventually(lambda: members[2].heard == ["hello"])
+    eventually(lambda: members[2].payloads == ["hello"])
 
 
 def test_a_member_without_capacity_gives_its_slot_to_one_that_waits(join: Join, sql: psycopg.Connection) -> None:
@@ -113,8 +113,8 @@ def test_a_member_without_capacity_gives_its_slot_to_one_that_waits(join: Join, 
     eventually(lambda: members[0].group.slot is None and members[2].group.slot == 0)
     eventually(lambda: members[2].received, what="LISTEN is in force")
     notify(sql, "hello")
-    eventually(lambda: members[2].heard == ["hello"])
-    assert members[0].heard == []
+    eventually(lambda: members[2].payloads == ["hello"])
+    assert members[0].payloads == []
 
 
 def test_a_member_that_could_not_say_that_it_waits_says_so_later(
@@ -214,4 +214,4 @@ def test_a_lost_connection_loses_the_slot_and_takes_it_again(join: Join, sql: ps
     eventually(lambda: len(member.received) >= 3, what="called for the loss, and when LISTEN is in force again")
     eventually(lambda: member.group.slot == 0)
     notify(sql, "hello")
-    eventually(lambda: member.heard == ["hello"])
+    eventually(lambda: member.payloads == ["hello"])

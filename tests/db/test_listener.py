@@ -255,7 +255,7 @@ def test_a_notification_that_arrives_during_a_listen_command_is_delivered(
 def test_an_unused_channel_is_unlistened_and_can_be_subscribed_again(
     database: str, sql: psycopg.Connection, subscribe: Subscribe
 ) -> None:
-    somebody_waits = (
+    a_session_waits = (
         "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock' and granted "
         "and database = (select oid from pg_database where datname = current_database())"
     )
@@ -264,9 +264,9 @@ def test_an_unused_channel_is_unlistened_and_can_be_subscribed_again(
         other = subscribe(broker, Channel.NEW)
         for _ in range(2):
             done = RecordingSubscriber(broker, Channel.DONE)
-            assert row(sql, somebody_waits) == (1,)
+            assert row(sql, a_session_waits) == (1,)
             done.close()
-            eventually(lambda: row(sql, somebody_waits) == (0,))
+            eventually(lambda: row(sql, a_session_waits) == (0,))
         notify(sql, Channel.NEW, "still")
         assert other.next() == "still"
 

@@ -540,7 +540,7 @@ def test_a_thread_reads_for_those_who_stay_when_the_reading_waiter_leaves(listen
             if each == "a":
                 assert first.result(10) == ["ended"]
         assert [other.result(10) for other in others] == [["ended"], ["ended", "ended"]]
-    eventually(lambda: not readers(), what="the thread ends when nobody waits")
+    eventually(lambda: not readers(), what="the thread ends when there is no waiter")
     assert listener.subscribers == 0
 
 

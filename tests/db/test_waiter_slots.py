@@ -48,7 +48,7 @@ class Process:
         return self.listener.is_polling or self.listener.lacks_waiter_slot
 
     @property
-    def heard(self) -> list[str]:
+    def payloads(self) -> list[str]:
         return [payload for payload in self.received if payload is not None]
 
 
@@ -93,8 +93,8 @@ def test_only_as_many_listen_as_there_are_slots_and_the_others_poll(start: Start
     assert [process.listens for process in processes] == [True, True, False, False]
     assert [process.polls for process in processes] == [False, False, True, True]
     notify(sql, "a")
-    eventually(lambda: all(process.heard == ["a"] for process in processes[:2]))
-    assert [process.heard for process in processes[2:]] == [[], []]
+    eventually(lambda: all(process.payloads == ["a"] for process in processes[:2]))
+    assert [process.payloads for process in processes[2:]] == [[], []]
     assert not any(process.listener.is_polling for process in processes), "nothing is wrong with their sessions"
 
 
@@ -106,7 +106,7 @@ def test_a_process_that_polls_listens_when_another_one_has_ended(start: Start, s
     assert not processes[2].polls
     assert column(sql, HELD) == [0, 1]
     notify(sql, "a")
-    eventually(lambda: processes[2].heard == ["a"])
+    eventually(lambda: processes[2].payloads == ["a"])
 
 
 def test_a_process_whose_session_was_terminated_frees_its_slot(start: Start, sql: psycopg.Connection) -> None:
@@ -129,7 +129,7 @@ def test_a_process_without_waiters_gives_its_slot_up_and_takes_it_again(start: S
     eventually(lambda: processes[0].listens)
     assert column(sql, HELD) == [0, 1]
     notify(sql, "a")
-    eventually(lambda: processes[0].heard == ["a"])
+    eventually(lambda: processes[0].payloads == ["a"])
 
 
 def test_one_that_polled_and_has_no_waiters_does_not_poll_for_long(start: Start, sql: psycopg.Connection) -> None:

@@ -77,7 +77,7 @@ def test_as_process_1_it_runs_tasks_and_stops_when_it_is_asked_to(
     assert row(sql, "select count(*) from horsies.workers") == (0,)
 
 
-def test_below_an_init_it_stops_too_and_what_tasks_leave_behind_is_reaped(
+def test_below_an_init_it_stops_too_and_what_tasks_leave_behind_is_waited_for(
     contained: Callable[..., psutil.Process], sql: psycopg.Connection
 ) -> None:
     if shutil.which("tini") is None:

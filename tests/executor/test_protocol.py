@@ -312,7 +312,7 @@ def test_any_bytes_in_a_frame_are_a_message_or_a_wire_error(kind: int, body: byt
         read(framed(kind, body))
 
 
-def test_what_came_before_the_nonsense_is_still_heard() -> None:
+def test_what_came_before_the_nonsense_is_still_received() -> None:
     received: list[Message] = []
     with pytest.raises(ProtocolError):
         received.extend(ReportUnpacker().feed(pack(Began(1)) + b"nonsense, a lot of it"))

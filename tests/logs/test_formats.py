@@ -163,8 +163,8 @@ def test_importing_horsies_configures_no_logging() -> None:
     program = """if True:
         import logging
         import horsies, horsies.testing, horsies.worker.run, horsies.cli.main
-        everybody = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-        assert [logger for logger in everybody if logger.handlers] == []
+        loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+        assert [logger for logger in loggers if logger.handlers] == []
         assert logging.root.level == logging.WARNING and logging.getLogRecordFactory() is logging.LogRecord
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Statistics by minute: each minute is counted exactly, once, whatever the rows contain and whoever counts at the same time."""
+"""Statistics by minute: each minute is counted exactly, once, whatever the rows contain, and if several processes count at the same time."""
 
 import asyncio
 import logging

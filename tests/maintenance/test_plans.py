@@ -66,7 +66,7 @@ def look(run: Run) -> None:
 
 
 @pytest.mark.parametrize("first", [b"select", b"analyze horsies.tasks"], ids=["never analysed", "analysed"])
-def test_a_keeper_reads_nothing_of_what_only_waits(first: bytes, database: str, sql: psycopg.Connection) -> None:
+def test_a_leader_reads_nothing_of_what_only_waits(first: bytes, database: str, sql: psycopg.Connection) -> None:
     fill(sql)
     sql.execute(first)
     before = rows_read(sql)
@@ -76,7 +76,7 @@ def test_a_keeper_reads_nothing_of_what_only_waits(first: bytes, database: str, 
     assert rows_read(sql) - before == LOOKS
 
 
-def test_a_keeper_behind_a_pooler_reads_nothing_of_what_only_waits(database: str, sql: psycopg.Connection) -> None:
+def test_a_leader_behind_a_pooler_reads_nothing_of_what_only_waits(database: str, sql: psycopg.Connection) -> None:
     fill(sql)
     before = rows_read(sql)
     with psycopg.connect(database, autocommit=True, application_name=SESSION, prepare_threshold=None) as lent:

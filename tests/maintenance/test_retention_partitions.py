@@ -48,7 +48,7 @@ def test_a_day_goes_when_even_its_last_task_is_old_enough(broker: PostgresBroker
     assert set(places(sql)) == set(kept)
 
 
-def test_what_is_kept_for_ever_is_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_what_is_kept_without_a_limit_is_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     table = make_day(sql, 400)
     (old,) = finish(sql, ago(400))
     (older,) = finish(sql, ago(500))
@@ -151,7 +151,7 @@ def begin_dump(dump: psycopg.Connection) -> None:
     dump.execute("lock table horsies.finished, horsies.tasks in access share mode")  # the parts of it too
 
 
-def test_behind_an_open_dump_nothing_is_dropped_and_nobody_waits(
+def test_behind_an_open_dump_nothing_is_dropped_and_no_session_waits(
     broker: PostgresBroker, dump: psycopg.Connection, sql: psycopg.Connection
 ) -> None:
     table = make_day(sql, 9)
@@ -224,7 +224,7 @@ def test_an_attempt_to_make_a_day_out_of_the_default_lets_others_go_on_soon(
 # -- several at once, and deaths
 
 
-def test_two_keepers_do_it_once(broker: PostgresBroker, database: str, sql: psycopg.Connection) -> None:
+def test_two_leaders_do_it_once(broker: PostgresBroker, database: str, sql: psycopg.Connection) -> None:
     ahead = days_of(sql)
     for days in (9, 10, 11):
         make_day(sql, days)
@@ -253,7 +253,7 @@ def test_two_keepers_do_it_once(broker: PostgresBroker, database: str, sql: psyc
         "delete_finished",
     ],
 )
-def test_whoever_dies_at_it_loses_no_task_and_leaves_the_rest_to_the_next(
+def test_a_process_that_dies_at_it_loses_no_task_and_leaves_the_rest_to_the_next(
     statement: str, when: When, broker: PostgresBroker, sql: psycopg.Connection, faults: Plant
 ) -> None:
     ahead = days_of(sql)

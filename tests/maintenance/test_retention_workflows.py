@@ -77,7 +77,7 @@ def test_all_old_trees_go_however_many_and_however_large(broker: PostgresBroker,
     assert column(sql, RUNS) == []
 
 
-def test_workflows_that_are_kept_for_ever_are_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
+def test_workflows_that_are_kept_without_a_limit_are_kept(broker: PostgresBroker, sql: psycopg.Connection) -> None:
     run = finish_tree(broker, sql)
     grow_old(sql, run, 4_000)
     retained(broker, RetentionConfig(workflows=None))
@@ -96,7 +96,7 @@ def test_a_cancelled_workflow_stays_while_a_task_of_it_still_runs(
     assert retained(broker)["workflows"].count == 1
 
 
-def test_a_tree_that_somebody_is_about_to_retry_stays(
+def test_a_tree_that_is_about_to_be_retried_stays(
     broker: PostgresBroker, database: str, sql: psycopg.Connection
 ) -> None:
     run = start_run(broker, Graph("one", (node(0),)))
@@ -114,7 +114,7 @@ def test_a_tree_that_somebody_is_about_to_retry_stays(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("statement", ["get_old_trees", "lock_old_trees", "delete_nodes"])
-def test_whoever_dies_at_it_leaves_whole_trees(
+def test_a_process_that_dies_at_it_leaves_whole_trees(
     statement: str, when: When, broker: PostgresBroker, sql: psycopg.Connection, faults: Plant
 ) -> None:
     run = finish_tree(broker, sql)

@@ -36,6 +36,7 @@ from horsies.model.codec import ArgumentsCodec, ResultCodec, decode_error, encod
 from horsies.model.errors import PayloadError, ResultTypeError, TaskDefinitionError
 from horsies.model.payload_errors import PayloadLimits, PayloadSizeCheck
 from horsies.model.result import TaskError, TaskResult
+from tests.apps.payloads import Derived, cyclic_list, nested, other_area
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
@@ -95,21 +96,6 @@ def seen(times: int) -> Cached:
 class Locked(BaseModel):
     name: str
     _lock: Any = PrivateAttr(default_factory=Lock)
-
-
-@dataclass
-class Derived:
-    width: int
-    area: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.area = self.width**2
-
-
-def changed_area() -> Derived:
-    derived = Derived(3)
-    derived.area = 7
-    return derived
 
 
 @dataclass(init=False)
@@ -193,19 +179,6 @@ def as_result(annotation: Any, limits: PayloadLimits | None = None) -> PayloadCo
 
 
 BOTH = pytest.mark.parametrize("codec_for", [as_argument, as_result])
-
-
-def cyclic_list() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
-
-
-def deep(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
 
 
 # What arrives
@@ -308,7 +281,7 @@ CHANGED: list[tuple[Any, Any, str]] = [
     (dict[str, list[Dog]], {"a": [Puppy(name="Rex", weeks=3)]}, ".a[0]': a Puppy would arrive as a Dog"),
     (Cached, Cached(name="c", cache={"Rex": 1}), ".cache': a dict would arrive as None; it is excluded"),
     (list[Cached], [seen(3)], "[0]._seen': a int would arrive as a int; private attributes are not part"),
-    (Derived, changed_area(), ".area': 7 would arrive as 9; it is not a parameter of its class"),
+    (Derived, other_area(), ".area': 7 would arrive as 9; it is not a parameter of its class"),
     (Annotated[float, PlainSerializer(lambda value: round(value, 1))], 1.26, "1.26 would arrive as 1.3"),
     (Annotated[str, AfterValidator(str.strip)], " x ", "' x ' would arrive as 'x'"),
     (Options, {"width": 1, "depth": 2}, "would arrive as {'width': 1}"),
@@ -486,7 +459,7 @@ def test_a_type_variable_stands_for_its_bound_or_for_json(codec_for: Callable[[A
         (int, 10**5_000, "annotate a number of this length as str"),
         (Any, 10**5_000, "annotate a number of this length as str"),
         (Any, cyclic_list(), "contains itself"),
-        (Any, deep(5_000), "nested more than 180 levels deep"),
+        (Any, nested(5_000), "nested more than 180 levels deep"),
         (Any, b"bytes", "a bytes is not a JSON value; annotate it with its type"),
         (Any, math.nan, "nan is not a JSON value; annotate it as float"),
         (Decimal, Decimal("NaN"), "finite"),

@@ -74,7 +74,7 @@ def test_every_attempt_is_listed_with_its_outcome_worker_and_child(recorded: Any
     assert claims == sorted(set(claims))
 
 
-def test_timeouts_are_told_from_other_failures(recorded: Any, worker: StartWorker) -> None:
+def test_timeouts_are_distinguished_from_other_failures(recorded: Any, worker: StartWorker) -> None:
     worker(RECORDED)
     handle = recorded.hurry.send(["sleep", "succeed"])
     handle.get(PATIENCE_MS)

@@ -1,4 +1,4 @@
-"""`ops.findings()`: quick, useful for whoever may read only a part, and never in anyone's way."""
+"""`ops.findings()`: quick, useful for a role that may read only a part, and never in the way of others."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

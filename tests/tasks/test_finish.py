@@ -95,7 +95,7 @@ def test_an_interrupted_task_is_released_uncounted_unless_it_may_not_run_again(
 
 
 @pytest.mark.promise("W9", "T1")
-def test_a_failure_after_the_last_retry_ends_the_task_whoever_reports_it(
+def test_a_failure_after_the_last_retry_ends_the_task_whatever_process_reports_it(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
     """The maintenance leader reports the tasks of dead workers so, whatever retries they have left."""

@@ -36,7 +36,7 @@ def sandbox(database: str) -> Generator[Sandbox]:
         yield opened
 
 
-def told(sql: psycopg.Connection) -> list[dict[str, Any]]:
+def reports(sql: psycopg.Connection) -> list[dict[str, Any]]:
     """The failures that `tell` was enqueued with, and that are not finished."""
     return [args["failure"] for (args,) in sql.execute("select args from horsies.tasks where task_name = 'tell'")]
 
@@ -45,7 +45,7 @@ def told(sql: psycopg.Connection) -> list[dict[str, Any]]:
 def test_the_task_is_enqueued_after_the_last_attempt_only_with_what_has_failed(sql: psycopg.Connection) -> None:
     handle = failing.charge.send(7, "busy")
     assert [ran.status for ran in drain(limit=1)] == [TaskStatus.PENDING]
-    assert told(sql) == []
+    assert reports(sql) == []
     clock.advance(1)
     assert [ran.task_name for ran in drain()] == ["charge", "tell"]
     (result,) = sql.execute("select result from horsies.finished where task_name = 'tell'").fetchall()
@@ -56,7 +56,7 @@ def test_the_task_is_enqueued_after_the_last_attempt_only_with_what_has_failed(s
 def test_any_text_in_arguments_and_errors_arrives(sql: psycopg.Connection) -> None:
     failing.charge.send(1, "raise")
     drain(limit=1)
-    (failure,) = told(sql)
+    (failure,) = reports(sql)
     assert failure["error"]["message"] == "ValueError: what's \\ this \N{SNOWMAN}?"
     assert "Traceback" in failure["error"]["data"]["traceback"]
     assert [ran.status for ran in drain()] == [TaskStatus.COMPLETED]
@@ -85,7 +85,7 @@ def test_what_succeeds_is_cancelled_or_expires_has_not_failed(sql: psycopg.Conne
     drain()
     statuses = sql.execute("select status from horsies.finished order by status").fetchall()
     assert statuses == [("CANCELLED",), ("COMPLETED",), ("EXPIRED",)]
-    assert told(sql) == []
+    assert reports(sql) == []
 
 
 def test_the_maintenance_leader_enqueues_it_for_tasks_of_a_dead_worker_once(
@@ -98,7 +98,7 @@ def test_the_maintenance_leader_enqueues_it_for_tasks_of_a_dead_worker_once(
     )
     sandbox.broker.run(rescue_orphans)
     sandbox.broker.run(rescue_orphans)
-    (failure,) = told(sql)
+    (failure,) = reports(sql)
     assert failure["error"]["error_code"] == "WORKER_CRASHED"
 
 
@@ -122,8 +122,8 @@ def test_nothing_is_enqueued_if_the_ending_is_rolled_back(sql: psycopg.Connectio
     sql.execute("update horsies.tasks set status = 'RUNNING', claimed_by = gen_random_uuid(), claim_no = 1")
     with sql.transaction(force_rollback=True):
         sql.execute(MOVE)
-        assert len(told(sql)) == 1
-    assert told(sql) == []
+        assert len(reports(sql)) == 1
+    assert reports(sql) == []
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -151,12 +151,12 @@ def test_workers_are_notified_of_it_also_in_a_transaction_that_notifies_of_its_o
         json.dumps({"task_name": "tell", "queue_name": "q" * 2_000, "priority": 1}),
     ],
 )
-def test_options_that_nobody_can_use_do_not_keep_a_task_from_failing(sql: psycopg.Connection, stored: str) -> None:
+def test_options_that_no_task_can_use_do_not_keep_a_task_from_failing(sql: psycopg.Connection, stored: str) -> None:
     handle = failing.charge_secretly.send("4711")
     sql.execute("update horsies.tasks set on_failure = %s", [stored])
     drain()
     assert handle.status() is TaskStatus.FAILED
-    assert told(sql) == []
+    assert reports(sql) == []
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -169,7 +169,7 @@ def test_a_target_that_no_worker_knows_waits(sql: psycopg.Connection) -> None:
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_failure_after_a_retry_by_hand_is_told_again(sql: psycopg.Connection) -> None:
+def test_a_failure_after_a_retry_by_hand_is_reported_again(sql: psycopg.Connection) -> None:
     handle = failing.charge_secretly.send("4711")
     drain()
     handle.retry()
@@ -182,7 +182,7 @@ def test_nodes_and_scheduled_tasks_name_it_too(sandbox: Sandbox, sql: psycopg.Co
     spec = failing.app.workflow("charging", tasks=[failing.charge_secretly.node()(card="4711")])
     spec.start()
     drain(limit=1)
-    assert len(told(sql)) == 1
+    assert len(reports(sql)) == 1
     every = TaskSchedule(name="hourly", task_name="charge_secretly", pattern=HourlySchedule(), kwargs={"card": "1"})
     config = AppConfig(schedule=ScheduleConfig(schedules=[every]), broker=sandbox.broker.config)
     declared = declared_schedules(config, failing.app.known_tasks)
@@ -195,7 +195,7 @@ def test_nodes_and_scheduled_tasks_name_it_too(sandbox: Sandbox, sql: psycopg.Co
         failing.app.config = before
     sql.execute("delete from horsies.tasks where task_name = 'tell'")
     assert {ran.task_name for ran in drain(limit=1)} == {"charge_secretly"}
-    assert len(told(sql)) == 1
+    assert len(reports(sql)) == 1
 
 
 # -- definition

@@ -348,7 +348,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_a_worker_that_begins_to_listen_promotes_what_is_due(database: str, sql: psycopg.Connection) -> None:
-    """The worker that was to do it may be gone, or the notification was sent while nobody listened."""
+    """The worker that was to do it may be gone, or the notification was sent while no worker listened."""
     async with open_dispatcher(database) as fixture:
         sql.execute("alter table horsies.tasks disable trigger tasks_notify_new")
         (task_id,) = row(

@@ -61,7 +61,7 @@ def test_tasks_are_run_although_idle_workers_are_killed(
 def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
     broker: PostgresBroker, sql: psycopg.Connection
 ) -> None:
-    """It would claim in vain at every poll."""
+    """It would claim without success at every poll."""
     insert(sql, "echo", value=1)
     assert broker.run(lambda: rows(look_for_work(ME, ["default"]))) == [(True, False)]
     sql.execute("insert into horsies.queues (name, paused_at) values ('default', now())")
@@ -75,7 +75,7 @@ def test_a_worker_that_does_not_listen_is_not_called_for_a_paused_queue(
 def test_a_worker_that_does_not_listen_leaves_a_queue_at_its_cap_alone(
     broker: PostgresBroker, sql: psycopg.Connection, by: str
 ) -> None:
-    """Each claim in vain would hold the lock of the cap, which the workers with work wait for."""
+    """Each claim without a result would hold the lock of the cap, which the workers with work wait for."""
     for _ in range(3):
         insert(sql, "echo", value=1)
     claim(broker, 2)

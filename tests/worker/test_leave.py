@@ -1,4 +1,4 @@
-"""An operator asks workers to leave: they behave as at the first SIGTERM, whoever is told what."""
+"""An operator asks workers to leave: they behave as at the first SIGTERM, whatever else they are asked."""
 
 import signal
 from collections.abc import Generator

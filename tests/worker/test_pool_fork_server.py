@@ -364,7 +364,7 @@ def output_of(before: str = "", after: str = "", *, is_used: bool = True, **opti
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["used", "unused"])
 def test_a_worker_that_is_started_with_sigchld_ignored_stops(*, is_used: bool) -> None:
-    """Then nobody can wait for a child: the kernel has done so already."""
+    """Then no process can wait for a child: the kernel has done so already."""
     output = output_of("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", is_used=is_used)
     assert "Traceback" not in output
 

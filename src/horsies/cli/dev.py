@@ -87,7 +87,8 @@ def dev(
 
     Ctrl-C stops everything and waits for running tasks. A second Ctrl-C interrupts them.
 
-    Example: horsies dev shop.tasks:app
+    \b
+    horsies dev shop.tasks:app
     """
     print_line = partial(_print_line, has_prefix=log_format != "json")
     configure_logging(loglevel, log_format, _LogStream(print_line))

@@ -23,7 +23,7 @@ from horsies.model.text import plural
 from horsies.model.validation import format_duration
 
 CLEAR_LINE: Final = "\r\x1b[K"
-COLOURS: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+STYLES: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
 
 @click.command()
@@ -148,11 +148,11 @@ def _show_report(report: Report) -> None:
     width, _ = terminal_size()
     for finding in report.findings:
         severity = finding.severity
-        show_lines(wrap(f"{severity.word:7} ", f"{finding.code}: {finding.seen}", width, COLOURS[severity]))
+        show_lines(wrap(f"{severity.word:7} ", f"{finding.code}: {finding.seen}", width, STYLES[severity]))
         if severity > Severity.INFO:
             show_lines(wrap("        fix: ", finding.fix, width))
     if passed := [check.name for check in report.checks if check.findings == []]:
-        show_lines(wrap(f"{Severity.OK.word:7} ", ", ".join(passed), width, COLOURS[Severity.OK]))
+        show_lines(wrap(f"{Severity.OK.word:7} ", ", ".join(passed), width, STYLES[Severity.OK]))
     if skipped := [check.name for check in report.checks if check.findings is None]:
         click.echo(f"not checked, because of the above: {', '.join(skipped)}")
     counts = Counter(finding.severity for finding in report.findings)

@@ -12,11 +12,9 @@ from horsies.cli.bulk import run_bulk
 from horsies.cli.options import TimeParameter, database_command, dry_run_option, parse_time, to_absolute, yes_option
 from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.cli.tasks import STOPPED, list_page
-from horsies.model.status import TaskStatus
 from horsies.model.text import plural
 from horsies.ops.statistics import MAX_GROUPS, MAX_MINUTES, ErrorGroup
 from horsies.tasks.control import RetryOutcome
-from horsies.tasks.inspect import TaskFilter
 
 NEWEST: Final = 10  # tasks of a group that `show` lists
 HOUR: Final = timedelta(hours=1)
@@ -92,7 +90,7 @@ def show(target: Horsies, *, group_id: str, since: TimeParameter, as_json: bool)
     """
     now = target.ops.read_clock()
     group = _find_group(target, group_id, since, now)
-    page = list_page(target, _filter_for(group, since, now), NEWEST)
+    page = list_page(target, group.to_filter(), NEWEST)
     example = target.ops.show_task(group.example_id)
     error = example and example.info.error
     match error and error.data:
@@ -159,7 +157,7 @@ def retry(target: Horsies, *, group_id: str, since: TimeParameter, force: bool, 
     if not flags["as_json"]:
         words = f"{plural(_count(group), 'failure')}, the last one {to_age(group.last_at, now)} ago"
         echo(f"{group.task_name}: {group.error_code}: {group.message} ({words})", err=True)
-    action = target.ops.retry_matching(_filter_for(group, since, now), force=force)
+    action = target.ops.retry_error_group(group, force=force)
     run_bulk(target.ops, action, verb="retry", words={each.name: each.value for each in RetryOutcome}, **flags)
 
 
@@ -188,16 +186,6 @@ def _find_group(target: Horsies, prefix: str, since: TimeParameter, now: datetim
             "this group is the rest of a minute with many kinds of errors; see `horsies tasks list --status FAILED`"
         )
     return found[0]
-
-
-def _filter_for(group: ErrorGroup, since: TimeParameter, now: datetime) -> TaskFilter:
-    return TaskFilter(
-        statuses=[TaskStatus.FAILED],
-        task_name=group.task_name,
-        error_code=group.error_code,
-        error_summary=group.message,
-        since=to_absolute(since, now),
-    )
 
 
 def _count(group: ErrorGroup) -> object:

@@ -6,7 +6,6 @@ $HORSIES_APP. Commands that do not need the code of an app also take the URL of 
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Collection
 from contextlib import closing
@@ -21,7 +20,9 @@ from horsies.app import Horsies
 from horsies.locate import load_app
 from horsies.model.config import DEFAULT_SCHEMA, AppConfig, PostgresConfig
 from horsies.model.errors import HorsiesError
+from horsies.model.validation import parse_duration
 from horsies.model.worker_config import DEFAULT_METRICS_HOST, LOG_FORMATS
+from horsies.ops.ids import ID_LENGTH, ID_PREFIX
 from horsies.tasks.ids import to_id
 
 P = ParamSpec("P")
@@ -31,13 +32,7 @@ TimeParameter: TypeAlias = datetime | timedelta
 """An absolute time, or how long ago by the database's clock."""
 
 DATABASE_VARIABLES: Final = ("HORSIES_DATABASE_URL", "DATABASE_URL")
-ID_LENGTH: Final = 36  # characters
 MAX_CANDIDATES: Final = 10
-
-_ID_PREFIX: Final = re.compile(r"[0-9a-fA-F-]{1,36}")
-_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
-
 
 _app_option = click.option(
     "-A", "-a", "--app", "app_option", metavar="APP", help="The app, as module:attribute.  [default: $HORSIES_APP]"
@@ -199,9 +194,8 @@ def confirm(question: str, *, yes: bool) -> None:
 def parse_time(text: str) -> TimeParameter:
     """Parse an option such as `2h` (ago) or a date and time; without a zone it is local time, as in tables."""
     try:
-        if _DURATION.fullmatch(text.strip()):
-            return timedelta(seconds=parse_seconds(text))
-        return datetime.fromisoformat(text.strip()).astimezone()
+        seconds = parse_duration(text)
+        return datetime.fromisoformat(text.strip()).astimezone() if seconds is None else timedelta(seconds=seconds)
     except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is not a time; write 90s, 30m, 2h, 7d or 1w for a time ago, or 2030-12-31T18:00"
@@ -210,10 +204,10 @@ def parse_time(text: str) -> TimeParameter:
 
 def parse_seconds(text: str) -> float:
     """Parse `90s`, `15m` or `2h`; a bare number is in seconds, as in other options."""
-    match = _DURATION.fullmatch(text.strip()) or _DURATION.fullmatch(f"{text.strip()}s")
-    if match is None:
-        raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h or 7d")
-    return float(match[1]) * _UNITS[match[2]]
+    for written in (text, f"{text.strip()}s"):
+        if (seconds := parse_duration(written)) is not None:
+            return seconds
+    raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h or 7d")
 
 
 def to_absolute(time: TimeParameter | None, now: datetime) -> datetime | None:
@@ -234,7 +228,7 @@ def parse_id(text: str) -> str:
 def find_id(target: Horsies, kind: Literal["task", "workflow", "worker"], prefix: str) -> str:
     """Return the only id with this prefix. A complete id is taken as it is, even if there is nothing with it."""
     text = prefix.strip().lower()
-    if not _ID_PREFIX.fullmatch(text):
+    if not ID_PREFIX.fullmatch(text):
         raise click.UsageError(f"{prefix!r} is not the id of a {kind}, nor the beginning of one")
     if len(text) == ID_LENGTH:
         return parse_id(text)

@@ -204,17 +204,22 @@ def show_paused(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None
 
 def show_table(headings: Sequence[str | Column], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Print a table. If there is no row, print `empty` on stderr."""
-    cells = list(rows)
-    if not cells:
-        click.echo(empty, err=True)
+    show_table_lines(table_lines(headings, rows, terminal_size()[0]), empty=empty)
+
+
+def show_table_lines(lines: Sequence[Text], *, empty: str) -> None:
+    if lines:
+        show_lines(lines)
     else:
-        show_lines(table_lines(headings, cells, terminal_size()[0]))
+        click.echo(empty, err=True)
 
 
 def table_lines(headings: Sequence[str | Column], rows: Iterable[Sequence[object]], width: int) -> list[Text]:
-    """Return the lines of a table that is at most as wide as this, with numbers aligned to the right."""
+    """Return the lines of a table that is at most as wide as this, with numbers aligned to the right; none if there is no row."""
     columns = [Column(heading) if isinstance(heading, str) else heading for heading in headings]
     values = [[cell if isinstance(cell, Styled) else Styled(cell, "") for cell in row] for row in rows]
+    if not values:
+        return []
     texts = [[to_text(cell.value) for cell in row] for row in values]
     is_number = [all(isinstance(row[at].value, int | float | None) for row in values) for at in range(len(columns))]
     widths = _fit(columns, texts, width)
@@ -246,6 +251,7 @@ def _fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -
     for at in sorted(widths, key=lambda at: (is_empty[at], columns[at].drop), reverse=True):
         if columns[at].drop and _spare(widths, width) < 0:
             del widths[at]
+    # One character at a time, so that all that were cut grow alike.
     while growing := [at for at in widths if widths[at] < wanted[at] and not columns[at].is_id][
         : max(0, _spare(widths, width))
     ]:

@@ -74,8 +74,7 @@ def list_(target: Horsies, *, task_name: str | None, queue_name: str | None, sta
     """List schedules with their next and last slots.
 
     \b
-    Example:
-      horsies schedules list --state paused
+    horsies schedules list --state paused
     """
     stored = target.ops.list_schedules(task_name=task_name, queue_name=queue_name)
     infos = [info for info in stored if state is None or info.state == state]
@@ -104,8 +103,7 @@ def show(target: Horsies, name: str, *, limit: int, as_json: bool) -> None:
     """Show the definition of a schedule, its next slots, and what was decided for the last ones.
 
     \b
-    Example:
-      horsies schedules show nightly-report --limit 50
+    horsies schedules show nightly-report --limit 50
     """
     info = next(iter(target.ops.list_schedules(name=name)), None)
     if info is None:
@@ -159,8 +157,7 @@ def run(target: Horsies, name: str, *, as_json: bool) -> None:
     Its slots do not change. This also works for a paused schedule, and while another run is active.
 
     \b
-    Example:
-      horsies schedules run nightly-report
+    horsies schedules run nightly-report
     """
     task_id = target.ops.run_schedule(name)
     if task_id is None:
@@ -178,8 +175,7 @@ def pause_(target: Horsies, name: str, *, as_json: bool) -> None:
     Active runs continue. A new deployment does not end the pause; `horsies schedules resume` does.
 
     \b
-    Example:
-      horsies schedules pause nightly-report
+    horsies schedules pause nightly-report
     """
     _show_paused(name, target.ops.pause_schedule(name), is_paused=True, as_json=as_json)
 
@@ -191,8 +187,7 @@ def resume_(target: Horsies, name: str, *, as_json: bool) -> None:
     The slots of the pause are not made up for; `horsies schedules run` runs it once.
 
     \b
-    Example:
-      horsies schedules resume nightly-report
+    horsies schedules resume nightly-report
     """
     _show_paused(name, target.ops.resume_schedule(name), is_paused=False, as_json=as_json)
 
@@ -240,8 +235,7 @@ def create(target: Horsies, name: str, given: dict[str, Any]) -> None:
     Requires --app, because the task's code checks the arguments, and --every or --cron.
 
     \b
-    Example:
-      horsies schedules create nightly-report --task report --cron '30 2 * * *' --timezone Europe/Berlin --args '{"days": 7}'
+    horsies schedules create nightly-report --task report --cron '30 2 * * *' --timezone Europe/Berlin --args '{"days": 7}'
     """
     if "pattern" not in given:
         raise click.UsageError("give --every or --cron")
@@ -255,8 +249,7 @@ def change(target: Horsies, name: str, given: dict[str, Any]) -> None:
     Requires --app. With another pattern or time zone, the schedule continues with the first slot from now on.
 
     \b
-    Example:
-      horsies schedules change nightly-report --cron '30 3 * * *'
+    horsies schedules change nightly-report --cron '30 3 * * *'
     """
     info = next(iter(target.ops.list_schedules(name=name)), None)
     if info is None:
@@ -291,8 +284,7 @@ def remove(target: Horsies, name: str, *, yes: bool, dry_run: bool, as_json: boo
     Asks for confirmation. One that an app declares is removed there.
 
     \b
-    Example:
-      horsies schedules remove nightly-report
+    horsies schedules remove nightly-report
     """
     if not dry_run:
         confirm(f"remove schedule {name!r}?", yes=yes)

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from horsies.app import Horsies
-from horsies.cli.doctor import finding_to_json
+from horsies.cli.doctor import STYLES, finding_to_json
 from horsies.cli.options import database_command
 from horsies.cli.output import (
     UNLIMITED,
@@ -62,7 +62,6 @@ FEW: Final = 3  # rows of a table that was shortened
 WATCH_S: Final = 2.0
 READ_TIMEOUT_S: Final = 2  # for each part
 SLICE_S: Final = 1.0  # how often a screen is drawn while the database does not answer
-STYLES: Final = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +101,26 @@ class Section:
 
     @property
     def lines(self) -> Sequence[Text]:
-        return self.versions[self.shown]
+        lines = self.versions[self.shown]
+        return [Text(), *lines] if self.is_apart and lines else lines
 
 
-class Interval(click.ParamType[float]):
-    """A number of seconds."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a number of seconds; write the APP first: horsies status {value} --watch", param, ctx
-            )
-        if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - explained in the message
-            self.fail(f"{value} is out of range; choose a number of seconds from 0.1 to 86400", param, ctx)
-        return seconds
+def _parse_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a number of seconds; write the APP first: horsies status {text} --watch"
+        ) from None
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - explained in the message
+        raise click.BadParameter(f"{text} is out of range; choose a number of seconds from 0.1 to 86400")
+    return seconds
 
 
 @database_command(
     click.command,
     click.option(
-        "--watch", type=Interval(), is_flag=False, flag_value=str(WATCH_S), metavar="[SECONDS]",
+        "--watch", type=_parse_interval, is_flag=False, flag_value=str(WATCH_S), metavar="[SECONDS]",
         help="Keep it up to date until Ctrl-C; without a number, every 2 seconds.",
     ),
     wide_option,
@@ -214,10 +209,8 @@ def _watch(target: Horsies, ops: Ops, interval_s: float, *, as_json: bool) -> No
     console = Console(highlight=False)
     if as_json or not console.is_terminal:
         for snapshot, outage in _snapshots(ops, interval_s):
-            if outage and outage.is_new:
-                _show_outage(outage, as_json=as_json)
-            elif snapshot and not outage:
-                _show_next(target, snapshot, as_json=as_json)
+            if (update := outage or snapshot) and (outage is None or outage.is_new):
+                _show_update(target, update, as_json=as_json)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for snapshot, outage in _snapshots(ops, interval_s):
@@ -278,18 +271,16 @@ def _take(results: SimpleQueue[Snapshot | BaseException], timeout_s: float) -> S
         return None
 
 
-def _show_outage(outage: Outage, *, as_json: bool) -> None:
-    if as_json:
-        show_json({"error": outage.message, "silent_s": outage.silent_s}, indent=None)
-    else:
-        show_lines([*outage.lines(UNLIMITED)])
-
-
-def _show_next(target: Horsies, snapshot: Snapshot, *, as_json: bool) -> None:
-    if as_json:
-        show_json(_to_json(snapshot), indent=None)
-    else:
-        show_lines([*_render(target, snapshot, UNLIMITED, UNLIMITED), Text()])
+def _show_update(target: Horsies, update: Snapshot | Outage, *, as_json: bool) -> None:
+    match update:
+        case Outage() if as_json:
+            show_json({"error": update.message, "silent_s": update.silent_s}, indent=None)
+        case Outage():
+            show_lines(update.lines(UNLIMITED))
+        case Snapshot() if as_json:
+            show_json(_to_json(update), indent=None)
+        case Snapshot():
+            show_lines([*_render(target, update, UNLIMITED, UNLIMITED), Text()])
 
 
 # -- the screen
@@ -325,8 +316,7 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     ]  # fmt: skip
 
     def has_room() -> bool:
-        needed = sum(len(section.lines) + (section.is_apart and bool(section.lines)) for section in sections)
-        return needed <= height
+        return sum(len(section.lines) for section in sections) <= height
 
     if not has_room():
         for section in (findings, queues, errors, workers):
@@ -340,16 +330,12 @@ def _render(target: Horsies, snapshot: Snapshot, width: int, height: int) -> lis
     for section in sections:  # a later step may have made room for what was shortened before
         shown = section.shown
         section.shown = next((version for version in range(shown) if _fits(section, version, has_room)), shown)
-    return [line for section in sections for line in _with_gap(section)][:height]
+    return [line for section in sections for line in section.lines][:height]
 
 
 def _fits(section: Section, version: int, has_room: Callable[[], bool]) -> bool:
     section.shown = version
     return has_room()
-
-
-def _with_gap(section: Section) -> list[Text]:
-    return [Text(), *section.lines] if section.is_apart and section.lines else [*section.lines]
 
 
 def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
@@ -362,7 +348,7 @@ def _header(target: Horsies, snapshot: Snapshot, width: int) -> Text:
 
 
 def _finding_versions(findings: Sequence[Finding], width: int) -> list[list[Text]]:
-    """With fixes; without them; with fewer and fewer lines, down to one for each; then with one for each code, so that many of a kind hide no other."""
+    """Return the findings with their fixes; without them; with fewer and fewer lines, down to one for each; then with one for each code, so that many of a kind hide no other."""
     counts = Counter(each.severity for each in findings)
     words = [
         f"{count} {severity.word}{'' if count == 1 or severity is Severity.INFO else 's'}"
@@ -408,7 +394,7 @@ def _first(lines: Sequence[Text], count: int, width: int) -> list[Text]:
 
 
 def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """All queues; those with the most to say; their number."""
+    """Return the lines of all queues; of those with the most to say; their number."""
     everything = queue_table(target, snapshot.queues, snapshot.now, width)
     if not everything:
         return [[Text("queues         none has a task, a worker or a pause")]]
@@ -422,7 +408,7 @@ def _queue_versions(target: Horsies, snapshot: Snapshot, width: int) -> list[lis
 
 
 def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """The top failing tasks; the first ones; their number."""
+    """Return the lines of the top failing tasks; of the first ones; their number."""
     if not snapshot.error_groups:
         return [[_fact("failing tasks", "none in the last hour")]]
     columns = [
@@ -439,7 +425,7 @@ def _error_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
 
 
 def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """All workers; the first ones; their number."""
+    """Return the lines of all workers; of the first ones; their number."""
     if not snapshot.workers:
         return [[_fact("workers", "none is registered")]]
     lines = worker_table(snapshot.workers, width)
@@ -453,7 +439,7 @@ def _worker_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
 
 
 def _dead_versions(snapshot: Snapshot, width: int) -> list[list[Text]]:
-    """The workers that died; their number."""
+    """Return the lines of the workers that died; their number."""
     if not snapshot.dead_workers:
         return [[]]
     count = len(snapshot.dead_workers)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias
 
 import click
@@ -204,13 +205,8 @@ def retry(target: Horsies, *, force: bool, **options: Any) -> None:
     horsies tasks retry 0198c0de-1234-7abc-8def-0123456789ab
     horsies tasks retry --task charge --error-code UPSTREAM_DOWN --since 2h
     """
-
-    def retry_ids(task_ids: Sequence[str]) -> Mapping[TaskId, Outcome]:
-        return target.ops.retry_tasks(task_ids, force=force)
-
-    def retry_matching(task_filter: TaskFilter) -> BulkAction:
-        return target.ops.retry_matching(task_filter, force=force)
-
+    retry_ids = partial(target.ops.retry_tasks, force=force)
+    retry_matching = partial(target.ops.retry_matching, force=force)
     _run_action(target, retry_ids, retry_matching, options, verb="retry", allowed=FINAL)
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -46,6 +45,7 @@ def web() -> None:
     """Serve the dashboard."""
 
 
+_ROLES: Final = click.Choice(["operator", "read-only"])
 _access_options = all_of(
     click.option(
         "--password-file", type=click.Path(path_type=Path, dir_okay=False), envvar="HORSIES_WEB_PASSWORD_FILE", show_envvar=True,
@@ -55,7 +55,7 @@ _access_options = all_of(
     click.option("--trusted-proxy", "proxies", metavar="ADDRESS", multiple=True, help="The address or network of a proxy whose headers are believed. Repeatable."),
     click.option("--operator", "operators", metavar="NAME", multiple=True, help="With --trust-header: a user that may act. Repeatable."),
     click.option(
-        "--default-role", type=click.Choice(["read-only", "operator"]), default="read-only", show_default=True,
+        "--default-role", type=_ROLES, default="read-only", show_default=True,
         help="With --trust-header: the role of all other users.",
     ),
     click.option("--allowed-host", "allowed_hosts", metavar="NAME", multiple=True, help="A name that the Host header may have. Repeatable.  [default: any; without authentication those of this machine]"),
@@ -101,11 +101,10 @@ def serve(
     one for a script.
 
     \b
-    Examples:
-      horsies web serve shop.tasks:app
-      horsies web shop.tasks:app
-      horsies web hash-password --name alice --role operator >> passwords
-      horsies web shop.tasks:app --host 0.0.0.0 --password-file passwords
+    horsies web serve shop.tasks:app
+    horsies web shop.tasks:app
+    horsies web hash-password --name alice --role operator >> passwords
+    horsies web shop.tasks:app --host 0.0.0.0 --password-file passwords
 
     SIGTERM or Ctrl-C stops it. Exit codes: 0 stopped as requested, 1 could not start, 2 wrong usage.
     """
@@ -141,19 +140,12 @@ def serve(
 
 @web.command()
 @click.option("--name", default="admin", show_default=True, help="The name of the user.")
-@click.option(
-    "--role",
-    type=click.Choice(["operator", "read-only"]),
-    default="operator",
-    show_default=True,
-    help="What the user may do.",
-)
+@click.option("--role", type=_ROLES, default="operator", show_default=True, help="What the user may do.")
 def hash_password(name: str, role: str) -> None:
     """Ask for a password, and print the line of a password file. Without a terminal the password is read from stdin.
 
     \b
-    Example:
-      horsies web hash-password --name alice --role operator >> passwords
+    horsies web hash-password --name alice --role operator >> passwords
     """
     _require_extra()
     from horsies.web.security import MAX_PASSWORD  # noqa: PLC0415 - an extra
@@ -173,19 +165,12 @@ def hash_password(name: str, role: str) -> None:
 
 @web.command()
 @click.option("--name", required=True, help="The name of the script, for the audit.")
-@click.option(
-    "--role",
-    type=click.Choice(["operator", "read-only"]),
-    default="read-only",
-    show_default=True,
-    help="What it may do.",
-)
+@click.option("--role", type=_ROLES, default="read-only", show_default=True, help="What it may do.")
 def make_token(name: str, role: str) -> None:
     """Make a token for a script. Prints the token on stderr, once, and the line of the password file, which has only its hash.
 
     \b
-    Example:
-      horsies web make-token --name backup >> passwords
+    horsies web make-token --name backup >> passwords
     """
     _require_extra()
     from horsies.web.security import new_token  # noqa: PLC0415 - an extra
@@ -306,16 +291,12 @@ def _serve(application: Any, options: dict[str, Any], *, has_authentication: boo
     _check_address(listener.getsockname()[0], has_authentication=has_authentication)  # of a name
     server = uvicorn.Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _ignore)  # uvicorn raises the signal that stopped it once more at the end
+        signal.signal(number, signal.SIG_IGN)  # uvicorn raises the signal that stopped it once more at the end
     scheme = "https" if options["tls_cert"] else "http"
     # It listens already: requests that come from now on wait until the server has started.
     log.info("the dashboard is at %s", _address(scheme, listener, options["root_path"]))
     server.run(sockets=[listener])
     sys.exit(0 if server.started else 1)
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    pass
 
 
 def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:

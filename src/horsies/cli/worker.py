@@ -143,8 +143,7 @@ def scheduler(
     --scheduler.
 
     \b
-    Example:
-      horsies scheduler shop.tasks:app --metrics-port 9090
+    horsies scheduler shop.tasks:app --metrics-port 9090
 
     SIGTERM or Ctrl-C stops it. Exit codes: 0 stopped as requested, 1 could not start or continue, 2 wrong usage, 4 the database failed more often
     in a row than db_retry_max_attempts allows.

@@ -17,8 +17,8 @@ from horsies.cli.output import (
     echo,
     show_facts,
     show_json,
-    show_lines,
     show_table,
+    show_table_lines,
     table_lines,
     terminal_size,
     to_age,
@@ -59,14 +59,11 @@ def list_(target: Horsies, *, dead: bool, as_json: bool) -> None:
         lines = worker_table(found, terminal_size()[0])
     if as_json:
         show_json({"dead_workers" if dead else "workers": found})
-    elif lines:
-        show_lines(lines)
     else:
-        click.echo("no worker has died in the last day" if dead else "no worker is registered", err=True)
+        show_table_lines(lines, empty="no worker has died in the last day" if dead else "no worker is registered")
 
 
 def dead_worker_table(dead: Sequence[DeadWorker], now: datetime, width: int) -> list[Text]:
-    """Return the lines of the table; none if no worker died."""
     columns = [
         Column("DEAD WORKER", is_id=True), Column("APP", drop=3, shrink=8), Column("HOST", drop=2, shrink=8), Column("PID", drop=4),
         Column("UP SINCE", drop=6), Column("LAST HEARTBEAT", drop=5), "DIED", "HELD", Column("ITS TASKS NOW", shrink=14),
@@ -78,11 +75,10 @@ def dead_worker_table(dead: Sequence[DeadWorker], now: datetime, width: int) -> 
         )
         for worker in dead
     ]  # fmt: skip
-    return table_lines(columns, rows, width) if rows else []
+    return table_lines(columns, rows, width)
 
 
 def worker_table(registered: Sequence[WorkerSummary], width: int) -> list[Text]:
-    """Return the lines of the table; none if there is no worker."""
     columns = [
         Column("WORKER", is_id=True), Column("APP", drop=3, shrink=8), Column("HOST", drop=4, shrink=8), Column("PID", drop=6),
         Column("SLOTS", drop=7), "RUNNING", Column("CLAIMED", drop=9), "HEARTBEAT", Column("UP SINCE", drop=10),
@@ -97,7 +93,7 @@ def worker_table(registered: Sequence[WorkerSummary], width: int) -> list[Text]:
         )
         for worker in registered
     ]  # fmt: skip
-    return table_lines(columns, rows, width) if rows else []
+    return table_lines(columns, rows, width)
 
 
 @database_command(

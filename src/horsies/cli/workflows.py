@@ -10,10 +10,11 @@ import click
 
 from horsies.app import Horsies
 from horsies.cli.options import confirm, database_command, dry_run_option, find_id, parse_time, to_absolute, yes_option
-from horsies.cli.output import Column, echo, show_facts, show_json, show_table, to_age, wide_option
+from horsies.cli.output import Column, cut, echo, show_facts, show_json, show_table, to_age, wide_option
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.result import TaskError
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 from horsies.ops.api import Ops
 from horsies.workflows.inspect import RunNode, RunTree, WorkflowRun
@@ -172,7 +173,7 @@ def cancel(target: Horsies, ids: tuple[str, ...], *, yes: bool, dry_run: bool, a
     horsies workflows cancel 01a1dfe4-a132-7339-afb4-89377ae5e856 --dry-run
     """
     if not dry_run:
-        confirm(f"cancel {len(ids)} workflow{'s' if len(ids) > 1 else ''}?", yes=yes)
+        confirm(f"cancel {plural(len(ids), 'workflow')}?", yes=yes)
     _apply_to_all(target, CANCEL, ids=ids, dry_run=dry_run, as_json=as_json)
 
 
@@ -273,4 +274,4 @@ def _error_text(error: TaskError | None) -> str | None:
     if error is None:
         return None
     text = " ".join(f"{error.error_code}: {error.message}".split()) if error.message else error.error_code
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[: MAX_MESSAGE_CHARACTERS - 1]}…"
+    return cut(text, MAX_MESSAGE_CHARACTERS)

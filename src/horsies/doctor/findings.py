@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum, StrEnum, unique
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from horsies.db.broker import PostgresBroker
-from horsies.model.config import AppConfig, CustomQueueConfig, RecoveryConfig
+from horsies.model.config import CustomQueueConfig, RecoveryConfig
 from horsies.model.text import printable
+from horsies.registry import Registry
 
 MIB = 1 << 20
 MAX_NAMED = 3  # in the text of a finding
@@ -402,20 +402,7 @@ class CheckContext:
         return 2 * self.recovery.dead_after_ms / 1000 + 10
 
 
-class CheckedApp(Protocol):
-    """What is needed of an app."""
-
-    @property
-    def broker(self) -> PostgresBroker: ...
-    @property
-    def config(self) -> AppConfig: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def locator(self) -> str | None: ...
-
-
-def context_for(app: CheckedApp, *, knows_app: bool) -> CheckContext:
+def context_for(app: Registry, *, knows_app: bool) -> CheckContext:
     """Describe an app on its database. Without `knows_app`, only the database and its settings are known."""
     return CheckContext(
         schema=app.broker.config.schema,

@@ -233,13 +233,11 @@ def _error_findings(check: Check | Probe, error: DriverError, report: Report) ->
         return [Finding(FindingCode.ENCODING_UNSUITABLE, message)]
     if check is PING or classify(error) is ErrorKind.CONNECTION_LOST:
         return [Finding(FindingCode.DATABASE_UNREACHABLE, message)]
-    code, explanation = FindingCode.CHECK_FAILED, None
+    if error.sqlstate in _UNDEFINED and report.has(FindingCode.SCHEMA_OLDER):
+        return None
+    code = FindingCode.CHECK_FAILED
     if is_timeout(error):
         code = FindingCode.CHECK_TIMED_OUT
     elif error.sqlstate == _NOT_PERMITTED:
         code, message = FindingCode.CHECK_NOT_PERMITTED, short_text(error)
-    elif error.sqlstate in _UNDEFINED:
-        explanation = FindingCode.SCHEMA_OLDER
-    if explanation and report.has(explanation):
-        return None
     return [Finding(code, f"{check.name}: {message}", {"check": check.name})]

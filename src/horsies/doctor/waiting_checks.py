@@ -250,7 +250,7 @@ def _find_late(
     running: Sequence[SlotHolder],
     in_flight: Sequence[Row],
 ) -> Op[list[Finding]]:
-    """Say of queues whose tasks wait for long what keeps them waiting."""
+    """Find what keeps the tasks of queues waiting for long."""
     if not late:
         return []
     names = [queue.name for queue in late]

@@ -14,9 +14,6 @@ from horsies.model.errors import BrokerError
 class EmbeddedPostgresError(BrokerError):
     """The embedded PostgreSQL cannot be started, joined or stopped."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=False)
-
 
 @contextmanager
 def explain_os_errors(folder: Path) -> Generator[None]:

@@ -540,7 +540,7 @@ _PLAIN_SCHEMAS: Final[tuple[tuple[Any, CoreSchema], ...]] = (
 def _plain_schema(tp: Any) -> CoreSchema | None:
     """Return the schema that pydantic builds for an annotation of JSON's own types; None for any other.
 
-    Most tasks need no other. Every child builds the adapters of all tasks of its app, and pydantic takes half a millisecond for one.
+    Most tasks need no other. Every child builds the adapters of the tasks that it runs, and pydantic takes half a millisecond for one.
     """
     tp = _without_alias(tp)
     for known, schema in _PLAIN_SCHEMAS:

@@ -95,7 +95,8 @@ def _url_form_problem(url: str, scheme: str) -> str | None:
     if url.split() != [url]:
         return "contains white space; remove it, or write a space that belongs there as %20"
     if _parse(url) is None:
-        if found := sorted(OF_DRIVERS.keys() & _query_names(url)):
+        names = {unquote(pair.partition("=")[0]) for pair in _split(url)[2].split("&")}
+        if found := sorted(OF_DRIVERS.keys() & names):
             advice = "; ".join(f"{name}: {OF_DRIVERS[name]}" for name in found)
             return f"has options of other drivers after the ?, which libpq does not know; {advice}"
         return f"is not a URL that libpq understands; {ESCAPES}; after the ?, write name=value with lower-case names that libpq knows"
@@ -155,11 +156,6 @@ def _parse(url: str) -> dict[str, str] | None:
         return {name: str(value) for name, value in conninfo_to_dict(conninfo(url)).items()}
     except (Error, UnicodeDecodeError):  # the second for bytes in %-escapes that are not UTF-8
         return None
-
-
-def _query_names(url: str) -> set[str]:
-    """Return the names of the options after the `?`."""
-    return {unquote(pair.partition("=")[0]) for pair in _split(url)[2].split("&")}
 
 
 def _split(url: str) -> tuple[str | None, str, str]:

@@ -69,7 +69,7 @@ class SendSuppressed(HorsiesError):  # noqa: N818 - a public name; it reports a 
 class BrokerError(HorsiesError):
     """An operation of PostgreSQL failed. `retryable` says whether trying again may help."""
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
 
@@ -77,15 +77,9 @@ class BrokerError(HorsiesError):
 class SchemaError(BrokerError):
     """The schema in the database is missing, too new, or cannot be created by this user."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=False)
-
 
 class NotPermittedError(BrokerError):
     """The database role of this process may not do this. The message names the table."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, retryable=False)
 
 
 class UnsupportedConnectionError(HorsiesError, TypeError):

@@ -29,12 +29,12 @@ from horsies.model.validation import (
     freeze_list,
     instance_problems,
     list_problems,
+    name_problems,
     number_problems,
     raise_problems,
     range_problems,
 )
 
-MAX_NAME: Final = 200
 MAX_INTERVAL: Final = timedelta(days=3_650)
 MAX_STEPS: Final = {"minute": 59, "hour": 23, "day": 31, "month": 12, "weekday": 7}
 UNITS: Final = ("days", "hours", "minutes", "seconds")
@@ -286,8 +286,8 @@ class TaskSchedule:
         return round(to_timedelta(self.jitter) / timedelta(milliseconds=1))
 
     def _problems(self) -> Iterator[str]:
-        yield from _name_problems("name", self.name)
-        yield from _name_problems("task_name", self.task_name)
+        yield from name_problems("name", self.name)
+        yield from name_problems("task_name", self.task_name)
         if not isinstance(self.pattern, Pattern):  # pyright: ignore[reportUnnecessaryIsInstance] - anything may be given
             kinds = ", ".join(kind.__name__ for kind in get_args(Pattern))
             yield f"pattern must be one of {kinds}, not {type(self.pattern).__name__}; write pattern=DailySchedule(time(9, 30))"
@@ -318,11 +318,6 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         freeze_list(self, "schedules")
         raise_problems(self, list_problems("schedules", self.schedules, TaskSchedule, "there are {} schedules"))
-
-
-def _name_problems(name: str, value: object) -> Iterator[str]:
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
-        yield f"{name} must be 1 to {MAX_NAME} printable characters, not {value!r}"
 
 
 # -- slots

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
+from horsies.model.payload_errors import short_repr
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.validation import number_problems
 
@@ -94,7 +95,7 @@ class SendOptions(NamedTuple):
             unused = [name for name in ("on_conflict", "key_window") if getattr(self, name) is not None]
             yield from (f"{name} requires key=...; add a key, or remove {name}" for name in unused)
         elif not _is_key(self.key):
-            yield f"key must be a string of 1 to {MAX_KEY_LENGTH} characters without NUL, not {_short_repr(self.key)}"
+            yield f"key must be a string of 1 to {MAX_KEY_LENGTH} characters without NUL, not {short_repr(self.key)}"
         if self.on_conflict not in (None, *get_args(OnConflict)):
             yield f'on_conflict must be "return", "raise" or "replace", not {self.on_conflict!r}'
         if self.key_window is not None:
@@ -110,7 +111,7 @@ def span_problems(name: str, value: object) -> Iterator[str]:
     """Yield what is wrong with a length of time, given in seconds or as a timedelta."""
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if isinstance(value, bool) or not isinstance(value, int | float | timedelta) or not is_finite:
-        yield f"{name} must be a number of seconds or a timedelta, not {_short_repr(value)} ({type(value).__name__})"
+        yield f"{name} must be a number of seconds or a timedelta, not {short_repr(value)} ({type(value).__name__})"
         return
     # Compared as given: a timedelta cannot hold every number.
     span: Any = value
@@ -129,7 +130,7 @@ def _time_problems(name: str, value: object) -> Iterator[str]:
     if value is None:
         return
     if not isinstance(value, datetime):
-        yield f"{name} must be a datetime with a time zone, not {_short_repr(value)} ({type(value).__name__})"
+        yield f"{name} must be a datetime with a time zone, not {short_repr(value)} ({type(value).__name__})"
     elif value.utcoffset() is None:
         yield f"{name} {value} has no time zone; use for example datetime.now(UTC) + timedelta(hours=1)"
 
@@ -138,8 +139,3 @@ def _is_key(key: object) -> bool:
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_LENGTH or "\0" in key:
         return False
     return key.encode(errors="ignore").decode() == key  # half of a surrogate pair has no UTF-8 form
-
-
-def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_KEY_LENGTH else f"{text[:40]}..."

@@ -1,10 +1,15 @@
-"""Helpers that configurations share: find problems, raise them all together, and format durations."""
+"""Helpers that configurations share: find problems, raise them all together, and format and parse durations."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from horsies.model.errors import ConfigError
+from horsies.model.payload_errors import MAX_NAME, short_repr
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
 
 
 class Checked:
@@ -37,6 +42,11 @@ def range_problems(config: object, **ranges: tuple[int, int] | tuple[int, int, N
     for name, (low, high, *others) in ranges.items():
         if (value := getattr(config, name)) is not None or not others:
             yield from number_problems(name, value, low, high)
+
+
+def name_problems(what: str, name: object) -> Iterator[str]:
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        yield f"{what} must be 1 to {MAX_NAME} printable characters, not {short_repr(name)}"
 
 
 def instance_problems(name: str, value: object, wanted: type, example: str) -> Iterator[str]:
@@ -75,3 +85,9 @@ def format_duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `90s`, `15m`, `2h`, `7d` or `1w`; None for any other text."""
+    match = _DURATION.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _UNITS[match[2]]

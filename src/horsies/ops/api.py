@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Op
-from horsies.model.config import DEFAULT_APP_NAME, AppConfig
+from horsies.model.config import DEFAULT_APP_NAME
 from horsies.model.graph import Graph, NodeStatus, WorkflowStatus
 from horsies.model.schedule import TaskSchedule
 from horsies.model.sensitive import hide_error, hide_message
@@ -36,6 +36,7 @@ from horsies.ops.statistics import (
     get_time_series,
     get_totals,
 )
+from horsies.registry import Registry
 from horsies.schedules import control as schedules
 from horsies.schedules.control import ScheduleInfo, ScheduleRun
 from horsies.schedules.sync import prepare_schedule
@@ -57,7 +58,6 @@ from horsies.tasks.inspect import (
     WorkerSummary,
 )
 from horsies.tasks.queues import QueueSummary, ServerInfo
-from horsies.tasks.task import BaseTask
 from horsies.tasks.unknown import UnknownTasks
 from horsies.tasks.workers import ChildState, DeadWorker, to_worker_id
 from horsies.workflows import control as workflow_control
@@ -75,23 +75,6 @@ MAX_INDEX = 2**31 - 1
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
 LEFT = "LEFT"  # a task that has started, was released, or has ended since it was selected
-
-
-class OpsApp(Protocol):
-    """What is needed of an app."""
-
-    @property
-    def broker(self) -> PostgresBroker: ...
-    @property
-    def config(self) -> AppConfig: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def locator(self) -> str | None: ...
-    @property
-    def tasks(self) -> Mapping[str, object]: ...
-    @property
-    def known_tasks(self) -> Mapping[str, BaseTask[..., Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +95,7 @@ class Ops:
     `actor` names who acts, in the audit: `app.ops.acting_as("alice")`.
     """
 
-    def __init__(self, app: OpsApp, actor: str | None = None, *, broker: PostgresBroker | None = None) -> None:
+    def __init__(self, app: Registry, actor: str | None = None, *, broker: PostgresBroker | None = None) -> None:
         self._app = app
         self._broker = broker
         self.actor = actor or f"{_user_name()}@{socket.gethostname()}"
@@ -784,7 +767,7 @@ class Ops:
         return partial(import_module("horsies.doctor.run").run_quick_checks, self._check_context())
 
     def _check_context(self) -> CheckContext:
-        """An app without a name is only the address of a database, so nothing is compared with it."""
+        """Return what is checked. An app without a name is only the address of a database, so nothing is compared with it."""
         context_for = import_module("horsies.doctor.findings").context_for
         return context_for(self._app, knows_app=self._app.name != DEFAULT_APP_NAME)
 

@@ -12,7 +12,7 @@ from functools import partial
 from horsies.db.broker import PostgresBroker
 from horsies.db.statement import Op
 from horsies.ops.audit import begin_action, end_action
-from horsies.ops.operation import Verb
+from horsies.ops.operation import Verb, operation
 from horsies.tasks.ids import new_task_id
 from horsies.tasks.inspect import TaskCount, TaskFilter, TaskPage, TaskSummary, count_newest, list_all_tasks
 
@@ -47,21 +47,29 @@ class BulkAction:
     _entry_id: str = field(default_factory=new_task_id)
 
     def __iter__(self) -> Iterator[BulkProgress]:
-        while not self._is_done and (progress := self._run(self._select())) is not None:
-            yield progress
+        while not self._is_done:
+            select = self._select()
+            page = self.broker.run(select, again=select)
+            if not page.tasks and self._selected:
+                return
+            act = self._act(page.tasks)
+            yield self._note(page, self.broker.run(act, again=act))
 
-    def __aiter__(self) -> AsyncIterator[BulkProgress]:
-        return self._steps()
+    async def __aiter__(self) -> AsyncIterator[BulkProgress]:
+        while not self._is_done:
+            select = self._select()
+            page = await self.broker.run_async(select, again=select)
+            if not page.tasks and self._selected:
+                return
+            act = self._act(page.tasks)
+            yield self._note(page, await self.broker.run_async(act, again=act))
 
-    def preview(self) -> TaskCount:
+    @operation
+    def preview(self) -> Verb[TaskCount]:
         """Count what is selected, among as many tasks as one page reads: `is_complete` says whether these are all."""
-        verb = partial(count_newest, self.filters)
-        return self.broker.run(verb, again=verb)
+        return partial(count_newest, self.filters)
 
-    async def preview_async(self) -> TaskCount:
-        """The same for asyncio code."""
-        verb = partial(count_newest, self.filters)
-        return await self.broker.run_async(verb, again=verb)
+    preview_async = preview.for_asyncio
 
     def run(self) -> BulkProgress:
         """Act on all matching tasks, and return the totals."""
@@ -74,22 +82,6 @@ class BulkAction:
         async for _ in self:
             pass
         return self._progress()
-
-    def _run(self, verb: Verb[TaskPage]) -> BulkProgress | None:
-        page = self.broker.run(verb, again=verb)
-        if not page.tasks and self._selected:
-            return None
-        act = self._act(page.tasks)
-        return self._note(page, self.broker.run(act, again=act))
-
-    async def _steps(self) -> AsyncIterator[BulkProgress]:
-        while not self._is_done:
-            select = self._select()
-            page = await self.broker.run_async(select, again=select)
-            if not page.tasks and self._selected:
-                return
-            act = self._act(page.tasks)
-            yield self._note(page, await self.broker.run_async(act, again=act))
 
     def _select(self) -> Verb[TaskPage]:
         return partial(list_all_tasks, self.filters, limit=BATCH, after=self._after)

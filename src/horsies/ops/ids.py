@@ -5,6 +5,7 @@ from typing import Final
 
 from horsies.db.statement import Op, load, rows
 
+ID_LENGTH: Final = 36  # characters
 ID_PREFIX: Final = re.compile(r"[0-9a-fA-F-]{1,36}")
 _DIGITS: Final = 32  # hexadecimal digits of a UUID
 

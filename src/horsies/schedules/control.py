@@ -69,6 +69,7 @@ def create_schedule(new: DeclaredSchedule, now: datetime | None = None) -> Op[No
     retired = [SYNC["delete_schedule"](name=name)] if row is not None and not row.is_dynamic else []
     slots = {name: next_slot_of(new.schedule, None if retired else row, moment)}
     *_, written = yield from execute(*retired, store_schedules([new], slots, app=None))
+    # What is stored alike is not written again, so one that was written differed. The refusal rolls that back.
     if written and row is not None and row.is_dynamic:
         yield from _refuse(
             f"schedule {name!r} exists already, with another definition; change it, or choose another name"

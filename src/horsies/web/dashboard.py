@@ -204,7 +204,7 @@ class Dashboard:
             return message
 
         async def receive_rest() -> None:
-            """Otherwise a client that still sends would get a reset connection instead of the answer."""
+            """Read what a client still sends: otherwise it would get a reset connection instead of the answer."""
             with suppress(TimeoutError):
                 async with asyncio.timeout(REFUSED_FORM_TIMEOUT_S):
                     while has_unread_body and is_small_form:

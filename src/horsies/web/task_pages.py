@@ -20,7 +20,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from horsies.model.status import TaskStatus
+from horsies.model.validation import parse_duration
 from horsies.ops.api import Ops, TaskView
+from horsies.ops.ids import ID_LENGTH
 from horsies.ops.statistics import ErrorGroup
 from horsies.tasks.attempts import Attempt
 from horsies.tasks.ids import to_task_id
@@ -40,7 +42,6 @@ CHARACTERS: Final = 20_000  # of arguments, and of a result
 LIST_INTERVAL_S: Final = 2.0
 ERRORS_INTERVAL_S: Final = 5.0
 HOURS: Final = (1, 6, 24)
-ID_LENGTH: Final = 36
 ID_LIKE: Final = 8  # characters, from which on a text that begins an id is not searched among names
 RECENT_MINUTES: Final = 60  # the names of tasks that have ended since then are searched by any part of them
 
@@ -49,8 +50,6 @@ _OF_RUNNING: Final = frozenset({"task_name", "queue_name", "worker"})
 """The conditions that the list of running tasks takes."""
 _FOLDED: Final = frozenset({"until", "worker", "workflow_id", "schedule_name", "key", "ids"})
 """The conditions that the form folds away."""
-_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d+)?)([smhdw])")
 _ID_PREFIX: Final = re.compile(r"[0-9a-fA-F-]{4,36}")
 
 Given = Mapping[str, Sequence[str]]
@@ -87,11 +86,11 @@ async def _read_filter(ops: Ops, given: Given, now: datetime) -> TaskFilter:
 
 
 def _to_absolute(text: str, now: datetime) -> str:
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    seconds = parse_duration(text)
+    if seconds is None:
         return text
     try:
-        return (now - timedelta(seconds=float(match[1]) * _UNITS[match[2]])).isoformat()
+        return (now - timedelta(seconds=seconds)).isoformat()
     except OverflowError:
         raise FormError(f"{text!r} is too long ago") from None
 

@@ -17,6 +17,7 @@ from horsies.model.result import TaskError, TaskResult
 from horsies.model.send_options import span_problems, to_timedelta
 from horsies.model.signature import InjectedParameter
 from horsies.model.type_compat import is_assignable, is_value_assignable, item_type, list_item_type, type_name
+from horsies.model.validation import name_problems
 from horsies.tasks.nodes import NodeName, Reference, SuccessCase, SuccessPolicy, TaskNode
 from horsies.tasks.sender import Sender
 from horsies.tasks.task import BaseTask
@@ -35,7 +36,6 @@ from horsies.workflows.validate import (
     SubgraphNode,
     join_problems,
     member_problem,
-    name_problems,
     option_problems,
     to_member,
     value_type_of,

@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from horsies.model.config import AppConfig
 from horsies.model.errors import QueueError, WorkflowDefinitionError
 from horsies.model.graph import Join, NodeKind, Ref, RefMode, Step
+from horsies.model.payload_errors import short_repr
 from horsies.model.send_options import SendOptions
 from horsies.model.type_compat import list_item_type, result_of
-from horsies.model.validation import number_problems
+from horsies.model.validation import name_problems, number_problems
 from horsies.tasks.handle import AppContext
 from horsies.tasks.nodes import (
     AnyNode,
@@ -33,7 +34,6 @@ from horsies.tasks.nodes import (
 )
 from horsies.tasks.task import BaseTask
 
-MAX_NAME: Final = 200
 MAX_PARALLEL: Final = 10_000
 MAX_DEPTH: Final = 32
 TOO_DEEP: Final = f"sub-workflows are nested more than {MAX_DEPTH} deep; does one contain itself?"
@@ -282,11 +282,6 @@ def _describe_non_node(item: object) -> str:
 # -- options
 
 
-def name_problems(what: str, name: object) -> Iterator[str]:
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        yield f"{what} must be 1 to {MAX_NAME} printable characters, not {_short_repr(name)}"
-
-
 def to_member(kind: type[Member], value: object) -> Member | None:
     """Return a member of an enum, given as such or as its value; None if the enum has no such member."""
     try:
@@ -296,7 +291,7 @@ def to_member(kind: type[Member], value: object) -> Member | None:
 
 
 def member_problem(option: str, kind: type[Enum], value: object) -> str:
-    return f"{option} must be one of {', '.join(repr(member.value) for member in kind)}, not {_short_repr(value)}"
+    return f"{option} must be one of {', '.join(repr(member.value) for member in kind)}, not {short_repr(value)}"
 
 
 def join_problems(node: KnownNode, dependencies: int) -> Iterator[str]:
@@ -310,7 +305,7 @@ def join_problems(node: KnownNode, dependencies: int) -> Iterator[str]:
     if join is Join.ANY and dependencies == 0:
         yield 'join="any" can never be met, because it waits for nothing; give it waits_for=[...]'
     if not isinstance(node.allow_failed_deps, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a type checker
-        yield f"allow_failed_deps must be True or False, not {_short_repr(node.allow_failed_deps)}"
+        yield f"allow_failed_deps must be True or False, not {short_repr(node.allow_failed_deps)}"
 
 
 def _quorum_problems(min_success: int | None, dependencies: int) -> Iterator[str]:
@@ -339,8 +334,3 @@ def option_problems(node: TaskNode[Any], config: AppConfig) -> Iterator[str]:
             yield from number_problems(option, value, least, most)
     if node.has_failure_limits and node.kind is not NodeKind.MAP:
         yield "max_failures and min_item_success are for the items of a map; write task.map_node(...)"
-
-
-def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_NAME else f"{text[:40]}..."
