@@ -69,6 +69,7 @@ MAX_FIELDS: Final = 2_000
 FORM_TIMEOUT_S: Final = 10.0  # to receive a form
 REFUSED_FORM_TIMEOUT_S: Final = 1.0  # the same for one that was refused before it was read
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
+MAX_HEADERS: Final = 32 * 1024  # bytes; a server may let through more if they arrive at once
 MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
 TRACE_URL: Final = re.compile(r"https?://[^\s{}]+\{trace_id\}[^\s{}]*")
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
@@ -254,6 +255,8 @@ class Dashboard:
         path, query, host = request.scope["path"], request.scope.get("query_string", b""), host_of(request)
         if len(path) + len(query) > MAX_URL:
             return PlainTextResponse("The URL is too long.", 414)
+        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADERS:
+            return PlainTextResponse("The headers are too long.", 431)
         # PostgreSQL stores no such text. Names are quoted twice in paths.
         if "\0" in path or "%00" in path or b"%00" in query or not query.isascii():
             return PlainTextResponse("The URL has characters that no URL of ours has.", 400)
