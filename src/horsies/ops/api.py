@@ -24,6 +24,7 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.ops.audit import AuditEntry, audited, list_actions
 from horsies.ops.bulk import BulkAction
+from horsies.ops.events import Event, list_events
 from horsies.ops.ids import find_ids
 from horsies.ops.operation import Verb, operation
 from horsies.ops.statistics import (
@@ -758,6 +759,34 @@ class Ops:
         return partial(get_error_groups, hours, limit, task_name, self._sensitive_names())
 
     error_groups_async = error_groups.for_asyncio
+
+    # -- events
+
+    @operation
+    def list_events(
+        self,
+        *,
+        since: datetime,
+        limit: int = 100,
+        failures: bool = False,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+    ) -> Verb[list[Event]]:
+        """Read what has happened since a time, oldest first, at most the newest `limit` events: what ended, workers that started or died, and actions.
+
+        With `failures`, only failed tasks and workflows, and dead workers. With a task or a queue, only its tasks, among the newest 5 000 that ended.
+        """
+        return partial(
+            list_events,
+            since,
+            limit=max(1, min(limit, MAX_PAGE)),
+            failures=failures,
+            task_name=task_name,
+            queue_name=queue_name,
+            sensitive=self._sensitive_names(),
+        )
+
+    list_events_async = list_events.for_asyncio
 
     # -- findings
 
