@@ -253,10 +253,10 @@ class Dashboard:
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request of which nothing else is looked at."""
         path, query, host = request.scope["path"], request.scope.get("query_string", b""), host_of(request)
-        if len(path) + len(query) > MAX_URL:
-            return PlainTextResponse("The URL is too long.", 414)
-        if sum(len(name) + len(value) for name, value in request.scope["headers"]) > MAX_HEADERS:
-            return PlainTextResponse("The headers are too long.", 431)
+        headers_size = sum(len(name) + len(value) for name, value in request.scope["headers"])
+        for status, size, limit in ((414, len(path) + len(query), MAX_URL), (431, headers_size, MAX_HEADERS)):
+            if size > limit:
+                return PlainTextResponse("The URL or the headers are too long.", status)
         # PostgreSQL stores no such text. Names are quoted twice in paths.
         if "\0" in path or "%00" in path or b"%00" in query or not query.isascii():
             return PlainTextResponse("The URL has characters that no URL of ours has.", 400)
