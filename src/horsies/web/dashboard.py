@@ -179,6 +179,7 @@ class Dashboard:
                 for action in (*ACTIONS, *TASK_ACTIONS, *self._jobs.actions)
             ),
             Route("/live/{topic}", self._guard(self._stream, is_use=False), methods=["GET"]),
+            Route("/jobs", self._guard(self._jobs.show_all), methods=["GET"]),
             Route("/jobs/{job_id}", self._guard(self._jobs.show), methods=["GET"]),
             *(Route(page.path, self._page(page), methods=["GET"]) for page in PAGES),
             Route("/{path:path}", self._guard(_not_found), methods=["GET"]),
@@ -529,7 +530,8 @@ class Dashboard:
         # The text may have names with line breaks.
         log.info("web: %s by %s (%s): %r", action.name, view.user.name, _address(view.request), flash.text[:200])
         if self._bearer(view.request) is not None:
-            return JSONResponse({"kind": flash.kind, "text": flash.text}, 400 if flash.kind == "error" else 200)
+            to = {"to": view.url(flash.to)} if flash.to else {}
+            return JSONResponse({"kind": flash.kind, "text": flash.text, **to}, 400 if flash.kind == "error" else 200)
         response = RedirectResponse(view.local_url(flash.to or form.optional("back")), 303)
         cookie = self._cookie(view.request)
         if cookie is not None:
