@@ -43,6 +43,18 @@ def test_a_finding_is_printed_with_its_fix_and_what_passed_in_one_line(doctor: R
     assert found.stderr == ""
 
 
+def test_the_worst_comes_first(doctor: Run, sql: psycopg.Connection) -> None:
+    sql.execute("insert into horsies.queues (name, paused_at) values ('invoices', now() - interval '1 hour')")
+    sql.execute("insert into horsies.tasks (task_name, queue_name) values ('send_invoice', 'invoices')")
+    sql.execute("insert into horsies.tasks (task_name, unknown_since) values ('send_gift', now() - interval '1 hour')")
+    sql.execute(INSERT_WORKER)
+    severities = [finding["severity"] for finding in json.loads(doctor("--json").stdout)["findings"]]
+    assert {"error", "warning"} <= {*severities}
+    assert severities == sorted(severities, key=["error", "warning", "info"].index)
+    first, *_ = doctor().stdout.split()
+    assert first == "error"
+
+
 @pytest.mark.parametrize(("words", "code"), [((), 0), (("--strict",), 1), (("--max-wait", "2h"), 0)])
 def test_warnings_fail_only_with_strict(
     doctor: Run, sql: psycopg.Connection, words: tuple[str, ...], code: int

@@ -35,6 +35,8 @@ COMMANDS = [
     ("workers", "ping"),
     ("workers", "leave", ID),
     ("audit",),
+    ("limits",),
+    ("events",),
     ("workflows", "list"),
     ("workflows", "show", ID),
     ("workflows", "pause", ID),
@@ -124,7 +126,7 @@ LEAVES = dict(leaves(main))
 
 
 def test_every_command_is_tested_here() -> None:
-    tested = {words[: 1 if words[0] in ("status", "audit") else 2] for words in COMMANDS}
+    tested = {words[: 1 if words[0] in ("status", "audit", "limits", "events") else 2] for words in COMMANDS}
     assert tested | OTHERS == LEAVES.keys()
 
 

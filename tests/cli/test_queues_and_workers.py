@@ -76,6 +76,44 @@ def test_with_an_app_its_empty_queues_priorities_and_caps_are_listed(cli: Cli, a
     ]
 
 
+def test_limits_show_what_is_taken_and_what_set_them(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection, app_file: str
+) -> None:
+    send(
+        broker,
+        *(new_task(queue_name="media") for _ in range(3)),
+        new_task(queue_name="mail"),
+        new_task(queue_name="mail"),
+    )
+    claim(broker, queues=["media"], limit=1)
+    register(sql, ME)
+
+    def of_queue(*words: str) -> dict[str, tuple[object, ...]]:
+        found = cli("limits", "--json", *words).json["limits"]
+        return {
+            each["name"] or each["kind"]: (
+                each["max"],
+                each["set_by"],
+                each["in_flight"],
+                each["free"],
+                each["waiting"],
+            )
+            for each in found
+        }
+
+    shown = of_queue(app_file)
+    assert shown["media"] == (2, "app", 1, 1, 2)
+    assert shown["mail"] == (None, "", 0, None, 2)
+    assert shown["slots"][1] == "1 worker"
+    cli("queues", "cap", "media", "1")
+    cli("queues", "pause", "mail")
+    shown = of_queue()
+    assert shown["media"] == (1, "operator", 1, 0, 2)
+    assert shown["mail"] == (0, "pause", 0, 0, 2)
+    lines = [line.split() for line in cli("limits", app_file).out.splitlines()]
+    assert ["queue", "media", "1", "operator", "1", "0", "2"] in lines
+
+
 def test_a_queue_is_paused_and_resumed(cli: Cli, broker: PostgresBroker, app_file: str) -> None:
     send(broker, new_task(queue_name="mail"))
     assert cli("queues", "pause", "mail", "--app", app_file).out == "queue 'mail' is paused\n"

@@ -128,6 +128,20 @@ def test_a_traceback_is_always_shown(cli: Cli, broker: PostgresBroker) -> None:
     assert "line 7 of shop.py" in cli("tasks", "show", task.id).out
 
 
+def test_the_last_error_of_a_task_that_waits_for_its_retry_is_shown_in_full(
+    cli: Cli, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    (task,) = send_new(broker)
+    end_all(
+        broker, '{"error_code": "E", "message": "the first error", "data": {"secret": 4711, "traceback": "line 7"}}'
+    )
+    cli("tasks", "retry", task.id)
+    shown = cli("tasks", "show", task.id).out
+    assert "\nerror of attempt 1:\nthe first error\n\nline 7\n" in shown
+    sql.execute("update horsies.tasks set is_sensitive = true")
+    assert "the first error" not in cli("tasks", "show", task.id).out
+
+
 # -- cancel and retry
 
 

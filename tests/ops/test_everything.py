@@ -40,7 +40,7 @@ def test_tables_and_findings_fit_80_columns(everything: Everything) -> None:
     commands = [
         ["status"], ["errors"], ["tasks", "list"], ["tasks", "list", "--running"], ["tasks", "show", task], ["queues", "list"], ["workers", "list"],
         ["workers", "list", "--dead"], ["workers", "show", worker], ["workflows", "list"], ["workflows", "show", run], ["schedules", "list"],
-        ["schedules", "show", "sync stock"], ["audit"], ["doctor"],
+        ["schedules", "show", "sync stock"], ["audit"], ["limits"], ["events"], ["doctor"],
     ]  # fmt: skip
     for words in commands:
         screen = screen_of(*words, database=everything.database_url, lines=60, columns=80)

@@ -122,3 +122,18 @@ def test_errors_of_sensitive_tasks_stay_hidden_in_the_run_and_in_the_runs_around
         [run],
     )
     assert ops.list_workflows(message=stored[0]).runs == []
+
+
+@pytest.mark.parametrize("is_sensitive", [False, True])
+def test_a_run_that_its_node_has_paused_is_listed_with_the_error_of_that_node(
+    *, is_sensitive: bool, ops: Ops, broker: PostgresBroker, sql: psycopg.Connection
+) -> None:
+    terms = TaskOptions("add", "default", is_sensitive=is_sensitive)
+    paused = start_run(broker, Graph("paused", (node(0), node(1, 0, terms=terms), node(2, 1)), on_error=OnError.PAUSE))
+    run_all_tasks(broker, sql, {(1,)})
+    ops.pause_workflow(start_run(broker, Graph("by hand", (node(0),))))
+    by_hand, run = ops.list_workflows(statuses=[WorkflowStatus.PAUSED]).runs
+    assert (run.id, by_hand.error) == (paused, None)
+    assert run.error is not None
+    assert run.error.error_code == "BROKEN"
+    assert (run.error.message == HIDDEN) is is_sensitive

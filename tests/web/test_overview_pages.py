@@ -42,6 +42,7 @@ def pages_of(filled: Everything) -> Sequence[str]:
         "/doctor",
         "/doctor?all=1",
         "/audit",
+        "/jobs",
         "/no-such-page",
     ]
 

@@ -72,7 +72,8 @@ async def test_two_host_headers_are_refused(visit: Any) -> None:
 @pytest.mark.parametrize(
     "header",
     ["X-Forwarded-For: 127.0.0.1", "x-forwarded-host: localhost", "FORWARDED: for=127.0.0.1", "X-Real-IP: 127.0.0.1", "Via: 1.1 proxy",
-     "Origin: https://public.example"],
+     "X-Forwarded-Proto: https", "X-Original-Host: public.example", "CF-Connecting-IP: 127.0.0.1", "True-Client-IP: 127.0.0.1",
+     "X-Client-IP: 127.0.0.1", "Origin: https://public.example"],
 )  # fmt: skip
 async def test_without_authentication_a_request_through_a_proxy_is_refused(visit: Any, header: str) -> None:
     status, _ = await request_raw(await visit(), f"GET / HTTP/1.1\r\n{header}")
@@ -289,6 +290,13 @@ async def test_a_head_request_opens_no_stream(app: Horsies) -> None:
 
 
 FORM = "Content-Type: application/x-www-form-urlencoded"
+
+
+async def test_headers_have_a_limit_even_if_the_server_lets_them_through(visit: Any) -> None:
+    visitor = await visit()
+    for header in ("X: " + "a" * 40_000, "\r\n".join(f"X{number}: {'a' * 100}" for number in range(400))):
+        status, _ = await request_raw(visitor, f"GET / HTTP/1.1\r\n{header}")
+        assert status == 431
 
 
 async def test_a_form_of_100_mb_is_refused_before_it_is_read(visit: Any) -> None:

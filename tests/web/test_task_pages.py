@@ -144,6 +144,18 @@ async def test_a_task_is_live_until_it_has_ended(
     assert status_of(sql, task_id) == "CANCELLED"
 
 
+async def test_a_task_that_has_succeeded_is_run_again_after_a_question(
+    sql: psycopg.Connection, address: str, page: Page
+) -> None:
+    task_id = add_task(sql, status="COMPLETED")
+    await page.goto(f"{address}/tasks/{task_id}")
+    await page.get_by_role("button", name="Run again").click()
+    assert status_of(sql, task_id) == "COMPLETED"
+    await page.locator("#confirm-yes").click()
+    await expect(page.get_by_role("status").get_by_text("1 RETRIED")).to_be_visible()
+    assert status_of(sql, task_id) == "PENDING"
+
+
 async def test_the_keyboard_moves_selects_and_opens(sql: psycopg.Connection, address: str, page: Page) -> None:
     ids = [add_task(sql, age_s=age, status="FAILED") for age in (10, 20, 30)]
     await page.goto(f"{address}/tasks?statuses=FAILED")

@@ -21,6 +21,8 @@ COMMANDS = {
     "queues": "queues",
     "schedules": "schedules",
     "workers": "workers",
+    "limits": "queues",
+    "events": "events",
     "audit": "audit",
     "completion": "completion",
 }

@@ -1,4 +1,4 @@
-"""`horsies queues`: list, pause, resume, cap and purge."""
+"""`horsies queues`: list, pause, resume, cap and purge; `horsies limits`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,11 +18,13 @@ from horsies.cli.output import (
     show_json,
     show_lines,
     show_paused,
+    show_table,
     table_lines,
     terminal_size,
     to_age,
     wide_option,
 )
+from horsies.model.text import plural
 from horsies.model.validation import format_duration
 from horsies.tasks.queues import MAX_CAP, QueueSummary, check_queue_name
 
@@ -72,6 +74,63 @@ def queue_table(target: Horsies, summaries: Sequence[QueueSummary], now: datetim
         counts = (waiting, *not_due, queue.claimed, queue.running)
         rows.append((queue.name, *counts, oldest, paused, queue.workers, settings["priority"], cap))
     return table_lines(columns, rows, width) if rows else []
+
+
+@database_command(click.command, wide_option, argument=True)
+def limits(target: Horsies, *, as_json: bool) -> None:
+    """Show the limits on tasks in flight, what set them, and how much of them is taken: the caps of the cluster and of queues, and the slots of workers.
+
+    With an APP, also the caps that it declares. A queue whose tasks wait although it has free capacity waits for slots.
+
+    \b
+    horsies limits shop:app
+    """
+    queues, registered = target.ops.list_queues(), target.ops.list_workers()
+    config = target.config
+    # With a prefetch buffer, the caps of queues count what runs.
+    is_hard = not config.prefetch_buffer
+    found: list[dict[str, Any]] = []
+    in_flight = sum(queue.running + queue.claimed for queue in queues)
+    waiting = sum(queue.waiting for queue in queues)
+    if config.cluster_wide_cap is not None:
+        found.append(_limit("cluster", "", config.cluster_wide_cap, "app", in_flight, waiting))
+    slots = sum(worker.processes * worker.concurrency for worker in registered)
+    running = sum(worker.tasks_running for worker in registered)
+    found.append(_limit("slots", "", slots, plural(len(registered), "worker"), running, waiting))
+    for queue in queues:
+        declared = _settings(target, queue.name)["max_concurrency"]
+        cap, set_by = (declared, "app") if queue.cap is None else (queue.cap, "operator")
+        if queue.paused_at is not None:
+            cap, set_by = 0, "pause"
+        taken = queue.running + (queue.claimed if is_hard else 0)
+        found.append(_limit("queue", queue.name, cap, "" if cap is None else set_by, taken, queue.waiting))
+    if as_json:
+        show_json({"limits": found})
+        return
+    unlimited = "none" if target.tasks else None  # without an app, its caps are not known
+    columns = ["LIMIT", Column("QUEUE", shrink=12), "MAX", "SET BY", "IN FLIGHT", "FREE", "WAITING"]
+    rows = [
+        (
+            each["kind"], each["name"] or None, unlimited if each["max"] is None else each["max"], each["set_by"] or None, each["in_flight"],
+            Styled(each["free"], "yellow" if each["free"] == 0 and each["waiting"] else ""), each["waiting"],
+        )
+        for each in found
+    ]  # fmt: skip
+    show_table(columns, rows, empty="")
+
+
+def _limit(kind: str, name: str, most: int | None, set_by: str, in_flight: int, waiting: int) -> dict[str, Any]:
+    """Return one limit. Without a maximum nothing is free or taken."""
+    free = None if most is None else max(0, most - in_flight)
+    return {
+        "kind": kind,
+        "name": name,
+        "max": most,
+        "set_by": set_by,
+        "in_flight": in_flight,
+        "free": free,
+        "waiting": waiting,
+    }
 
 
 def _settings(target: Horsies, name: str) -> dict[str, Any]:

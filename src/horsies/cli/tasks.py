@@ -338,7 +338,15 @@ def _show_task(view: TaskView) -> None:
             Column("ERROR", shrink=10), Column("MESSAGE", shrink=16),
         ]  # fmt: skip
         show_table(headings, map(_attempt_cells, view.attempts), empty="")
-    for title, text in (("args", detail.args), ("result", detail.result), ("error", _error_text(info.error))):
+    # Why a task waits for its retry is said in full, too.
+    failed = None if info.error else next((each for each in reversed(view.attempts) if each.error), None)
+    of_attempt = (f"error of attempt {failed.number}", _error_text(failed.error)) if failed else ("", None)
+    for title, text in (
+        ("args", detail.args),
+        ("result", detail.result),
+        ("error", _error_text(info.error)),
+        of_attempt,
+    ):
         if text:
             click.echo(f"\n{title}:\n{text}")
 

@@ -27,7 +27,6 @@ DEFAULT_PORT: Final = 8321
 PASSWORDS: Final = "HORSIES_WEB_PASSWORDS"
 MIN_PASSWORD: Final = 8  # characters
 GRACEFUL_S: Final = 5  # for the requests that run when the server is asked to stop
-MAX_HEADERS: Final = 32 * 1024  # bytes
 EXTRAS: Final = ("starlette", "uvicorn", "jinja2")
 
 log = logging.getLogger("horsies.web")
@@ -264,6 +263,7 @@ def _check_database(target: Horsies) -> None:
 def _serve(application: Any, options: dict[str, Any], *, has_authentication: bool) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
+    from horsies.web.dashboard import MAX_HEADERS  # noqa: PLC0415 - an extra
     from horsies.web.server import MAX_CONNECTIONS, protocol_for  # noqa: PLC0415 - an extra
 
     config = uvicorn.Config(

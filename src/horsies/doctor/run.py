@@ -119,6 +119,7 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
+        """All of them, the worst first."""
         return merge_failures([finding for check in self.checks for finding in check.findings or ()])
 
     @property
@@ -180,22 +181,21 @@ def run_quick_checks(context: CheckContext) -> Op[list[Finding]]:
                     raise
                 results.append(_error_findings(check, own_error, Report()) or [])
     findings = [finding for each in results for finding in each]
-    return sorted(merge_failures(findings), key=lambda finding: -finding.severity)
+    return merge_failures(findings)
 
 
 def merge_failures(findings: Sequence[Finding]) -> list[Finding]:
-    """Say in one finding of each kind which checks were not permitted, timed out or failed."""
+    """Say in one finding of each kind which checks were not permitted, timed out or failed. The worst findings come first."""
     merged: dict[FindingCode, list[Finding]] = {}
     for finding in findings:
         if finding.code in _FAILURES:
             merged.setdefault(finding.code, []).append(finding)
-    return [
-        *(finding for finding in findings if finding.code not in _FAILURES),
-        *(
-            Finding(code, "; ".join(each.seen for each in same), {"checks": [each.data["check"] for each in same]})
-            for code, same in merged.items()
-        ),
+    others = [finding for finding in findings if finding.code not in _FAILURES]
+    failures = [
+        Finding(code, "; ".join(each.seen for each in same), {"checks": [each.data["check"] for each in same]})
+        for code, same in merged.items()
     ]
+    return sorted([*others, *failures], key=lambda finding: -finding.severity)
 
 
 def _run_together(limits: Query, ops: Sequence[Op[list[Finding]]]) -> Op[list[list[Finding]]]:

@@ -4,6 +4,7 @@ from horsies.model.attempt_log import LogLine
 from horsies.ops.api import Ops, TaskView
 from horsies.ops.audit import AuditEntry
 from horsies.ops.bulk import BulkAction, BulkProgress
+from horsies.ops.events import Event
 from horsies.ops.statistics import EndedTotals, ErrorGroup, MinutePoint, TotalsOrder
 from horsies.tasks.attempts import Attempt, AttemptLog, AttemptOutcome
 from horsies.tasks.inspect import TaskCount, TaskFilter, TaskPage, TaskSummary
@@ -23,6 +24,7 @@ __all__ = [
     "DeadWorker",
     "EndedTotals",
     "ErrorGroup",
+    "Event",
     "LogLine",
     "MinutePoint",
     "Ops",

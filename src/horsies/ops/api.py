@@ -24,6 +24,7 @@ from horsies.model.status import TaskStatus
 from horsies.model.task import TaskId
 from horsies.ops.audit import AuditEntry, audited, list_actions
 from horsies.ops.bulk import BulkAction
+from horsies.ops.events import Event, list_events
 from horsies.ops.ids import find_ids
 from horsies.ops.operation import Verb, operation
 from horsies.ops.statistics import (
@@ -62,7 +63,7 @@ from horsies.tasks.unknown import UnknownTasks
 from horsies.tasks.workers import ChildState, DeadWorker, to_worker_id
 from horsies.workflows import control as workflow_control
 from horsies.workflows import inspect as workflow_inspect
-from horsies.workflows.inspect import NodePage, RunState, RunSummary, RunTree, WorkflowPage
+from horsies.workflows.inspect import NodePage, NodeRow, RunState, RunSummary, RunTree, WorkflowPage
 from horsies.workflows.render import States
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ MAX_PAGE = 10_000
 MAX_SLOTS = 1_000
 MAX_LOGS = 100  # of attempts, each of up to 128 KiB
 MAX_INDEX = 2**31 - 1
+MAX_CAUSES = 10  # paused runs of a page whose failed node is read
 ALL_CHARACTERS = 2**31 - 1
 PURGED = "PURGED"
 LEFT = "LEFT"  # a task that has started, was released, or has ended since it was selected
@@ -478,19 +480,31 @@ class Ops:
     ) -> Verb[WorkflowPage]:
         """List runs of workflows that are not part of another one, newest first. `after` is the `next_after` of the previous page.
 
-        `error_code` and `message` (text that it contains, in upper or lower case) refer to the error of the run.
+        `error_code` and `message` (text that it contains, in upper or lower case) refer to the error of the run. A paused run has none of its own:
+        it is listed with that of its first failed node.
         """
-        return partial(
-            workflow_inspect.list_runs,
-            limit=max(1, min(limit, MAX_PAGE)),
-            statuses=statuses,
-            name=name,
-            error_code=error_code,
-            message=message,
-            since=since,
-            until=until,
-            after=after,
-        )
+
+        def run() -> Op[WorkflowPage]:
+            page = yield from workflow_inspect.list_runs(
+                limit=max(1, min(limit, MAX_PAGE)),
+                statuses=statuses,
+                name=name,
+                error_code=error_code,
+                message=message,
+                since=since,
+                until=until,
+                after=after,
+            )
+            paused = [
+                each.id
+                for each in page.runs
+                if each.status is WorkflowStatus.PAUSED and NodeStatus.FAILED in each.node_counts
+            ]
+            failed = {} if not paused else (yield from workflow_inspect.list_first_failures(paused[:MAX_CAUSES]))
+            causes = {each: self._without_hidden_error(node).error for each, node in failed.items()}
+            return replace(page, runs=[replace(each, error=each.error or causes.get(each.id)) for each in page.runs])
+
+        return run
 
     list_workflows_async = list_workflows.for_asyncio
 
@@ -543,17 +557,16 @@ class Ops:
             page = yield from workflow_inspect.list_nodes(
                 run_id, statuses=statuses, text=text, first=max(0, min(first, MAX_INDEX)), limit=most
             )
-            hidden = [
-                replace(node, error=hide_error(node.error), is_sensitive=True)
-                if node.task_name is not None and self._is_sensitive(node.task_name)
-                else node
-                for node in page.nodes
-            ]
-            return replace(page, nodes=hidden)
+            return replace(page, nodes=[self._without_hidden_error(node) for node in page.nodes])
 
         return run
 
     list_workflow_nodes_async = list_workflow_nodes.for_asyncio
+
+    def _without_hidden_error(self, node: NodeRow) -> NodeRow:
+        if node.task_name is None or not self._is_sensitive(node.task_name):
+            return node
+        return replace(node, error=hide_error(node.error), is_sensitive=True)
 
     @operation
     def count_workflows(self) -> Verb[Mapping[WorkflowStatus, int]]:
@@ -741,6 +754,34 @@ class Ops:
         return partial(get_error_groups, hours, limit, task_name, self._sensitive_names())
 
     error_groups_async = error_groups.for_asyncio
+
+    # -- events
+
+    @operation
+    def list_events(
+        self,
+        *,
+        since: datetime,
+        limit: int = 100,
+        failures: bool = False,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+    ) -> Verb[list[Event]]:
+        """Read what has happened since a time, oldest first, at most the newest `limit` events: what ended, workers that started or died, and actions.
+
+        With `failures`, only failed tasks and workflows, and dead workers. With a task or a queue, only its tasks, among the newest 5 000 that ended.
+        """
+        return partial(
+            list_events,
+            since,
+            limit=max(1, min(limit, MAX_PAGE)),
+            failures=failures,
+            task_name=task_name,
+            queue_name=queue_name,
+            sensitive=self._sensitive_names(),
+        )
+
+    list_events_async = list_events.for_asyncio
 
     # -- findings
 

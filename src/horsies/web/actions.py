@@ -16,15 +16,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, Literal
 from uuid import UUID
 
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from horsies.model.errors import HorsiesError
+from horsies.model.errors import HorsiesError, NodeNotFoundError
 from horsies.model.status import TaskStatus
 from horsies.model.text import plural
 from horsies.ops.api import CHANGES, Ops
@@ -191,11 +190,15 @@ class Jobs:
             Action("stop-job", self._stop),
         )
 
+    async def show_all(self, view: View) -> Response:
+        """List the jobs, the newest first: who has left the page of one finds it here."""
+        return view.render("jobs.html", jobs=[*reversed(self._jobs.values())])
+
     async def show(self, view: View) -> Response:
         """Show the progress of a job."""
         job = self._jobs.get(view.path_params["job_id"])
         if job is None:
-            raise HTTPException(404)
+            raise NodeNotFoundError("This process of the dashboard has no such action. The audit has what it has done.")
         return view.render("job.html", job=job)
 
     async def close(self) -> None:
@@ -225,7 +228,11 @@ class Jobs:
     async def _stop(self, view: View, form: Form) -> Flash:
         """`id`."""
         job = self._jobs.get(form.one("id"))
-        if job is None or job.task is None or job.task.done():
+        if job is None:
+            return Flash(
+                "error", "This process of the dashboard does not run it: it has ended, or another process runs it."
+            )
+        if job.task is None or job.task.done():
             return Flash("info", "It has ended already.")
         job.is_stopping = True  # first: it stops even if the database cannot be reached
         await view.ops.record_stop_async(job.action, job.target)
@@ -268,6 +275,7 @@ class Job:
     problem: str = ""
     selected: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     task: asyncio.Task[None] | None = None
     is_stopping: bool = False
 

@@ -69,6 +69,7 @@ MAX_FIELDS: Final = 2_000
 FORM_TIMEOUT_S: Final = 10.0  # to receive a form
 REFUSED_FORM_TIMEOUT_S: Final = 1.0  # the same for one that was refused before it was read
 MAX_URL: Final = 8 * 1024  # bytes of the path and the query
+MAX_HEADERS: Final = 32 * 1024  # bytes; a server may let through more if they arrive at once
 MAX_FLASH: Final = 2_000  # bytes: browsers keep cookies of up to 4096, and this one is longer by half
 TRACE_URL: Final = re.compile(r"https?://[^\s{}]+\{trace_id\}[^\s{}]*")
 HASHING: Final = 2  # passwords at a time: each takes memory and a CPU
@@ -178,6 +179,7 @@ class Dashboard:
                 for action in (*ACTIONS, *TASK_ACTIONS, *self._jobs.actions)
             ),
             Route("/live/{topic}", self._guard(self._stream, is_use=False), methods=["GET"]),
+            Route("/jobs", self._guard(self._jobs.show_all), methods=["GET"]),
             Route("/jobs/{job_id}", self._guard(self._jobs.show), methods=["GET"]),
             *(Route(page.path, self._page(page), methods=["GET"]) for page in PAGES),
             Route("/{path:path}", self._guard(_not_found), methods=["GET"]),
@@ -252,8 +254,10 @@ class Dashboard:
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request of which nothing else is looked at."""
         path, query, host = request.scope["path"], request.scope.get("query_string", b""), host_of(request)
-        if len(path) + len(query) > MAX_URL:
-            return PlainTextResponse("The URL is too long.", 414)
+        headers_size = sum(len(name) + len(value) for name, value in request.scope["headers"])
+        for status, size, limit in ((414, len(path) + len(query), MAX_URL), (431, headers_size, MAX_HEADERS)):
+            if size > limit:
+                return PlainTextResponse("The URL or the headers are too long.", status)
         # PostgreSQL stores no such text. Names are quoted twice in paths.
         if "\0" in path or "%00" in path or b"%00" in query or not query.isascii():
             return PlainTextResponse("The URL has characters that no URL of ours has.", 400)
@@ -526,7 +530,8 @@ class Dashboard:
         # The text may have names with line breaks.
         log.info("web: %s by %s (%s): %r", action.name, view.user.name, _address(view.request), flash.text[:200])
         if self._bearer(view.request) is not None:
-            return JSONResponse({"kind": flash.kind, "text": flash.text}, 400 if flash.kind == "error" else 200)
+            to = {"to": view.url(flash.to)} if flash.to else {}
+            return JSONResponse({"kind": flash.kind, "text": flash.text, **to}, 400 if flash.kind == "error" else 200)
         response = RedirectResponse(view.local_url(flash.to or form.optional("back")), 303)
         cookie = self._cookie(view.request)
         if cookie is not None:

@@ -43,7 +43,10 @@ PEER: Final = "horsies.peer"
 """Where the scope of a request has the address that it came from, if that is a proxy."""
 
 _COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
-_FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_FORWARDED: Final = re.compile(
+    r"forwarded|via|x-(forwarded|original|envoy)-.*|x-(real|client|cluster-client)-ip|(cf-connecting|true-client|fly-client|fastly-client)-ip"
+)
+"""Headers that only proxies add."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -424,7 +427,7 @@ def is_local(request: HTTPConnection) -> bool:
         and page is not None
         and is_loopback_name(page[0])
         and request.scope.get("http_version") != "1.0"
-        and not any(name in request.headers for name in _FORWARDED)
+        and not any(_FORWARDED.fullmatch(name) for name in request.headers)
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from horsies.db.statement import Op, Row, execute, load, one, plan_for_values, rows
+from horsies.db.statement import Op, Query, Row, Rows, execute, load, one, plan_for_values, rows
 from horsies.model.errors import NodeNotFoundError
 from horsies.model.graph import BuiltTask, Graph, Join, Node, NodeKind, NodeStatus, OnError, WorkflowStatus
 from horsies.model.result import TaskError
@@ -143,6 +143,7 @@ class WorkflowRun:
     deadline: datetime | None
     left: int
     error: TaskError | None
+    """In a list, a run that a failed node has paused has the error of that node."""
     node_counts: Mapping[NodeStatus, int] = field(default_factory=dict[NodeStatus, int])
     """In a list: the number of its nodes by status, of the first 1 000, without those of sub-workflows and maps."""
 
@@ -378,18 +379,32 @@ def list_nodes(
     workflow_id: str, *, statuses: Sequence[NodeStatus], text: str | None, first: int, limit: int
 ) -> Op[NodePage]:
     """Return nodes of the run itself, from this index on."""
-    query = SQL["list_nodes"](
+    found = _to_rows((yield from rows(_nodes_query(workflow_id, statuses, text, first, limit + 1))))
+    return NodePage(found[:limit], found[limit].index if len(found) > limit else None)
+
+
+def list_first_failures(workflow_ids: Sequence[str]) -> Op[Mapping[str, NodeRow]]:
+    """Return the first failed node of each of these runs that has one."""
+    results = yield from execute(
+        *(_nodes_query(each, [NodeStatus.FAILED], None, first=0, limit=1) for each in workflow_ids)
+    )
+    return {each: _to_rows(found)[0] for each, found in zip(workflow_ids, results, strict=True) if found}
+
+
+def _nodes_query(workflow_id: str, statuses: Sequence[NodeStatus], text: str | None, first: int, limit: int) -> Query:
+    return SQL["list_nodes"](
         id=workflow_id,
         statuses=[status.value for status in statuses or NodeStatus],
         text=text or "",
         first=first,
-        limit=limit + 1,
+        limit=limit,
     )
+
+
+def _to_rows(rows_of_nodes: Rows) -> list[NodeRow]:
     found: list[NodeRow] = []
-    for node_id, index, kind, status, task_name, task_id, child_id, *times, error, is_sensitive in (
-        yield from rows(query)
-    ):
+    for node_id, index, kind, status, task_name, task_id, child_id, *times, error, is_sensitive in rows_of_nodes:
         shown = _to_error(error, is_sensitive)
         place = (node_id, index, NodeKind(kind), NodeStatus(status))
         found.append(NodeRow(*place, task_name, task_id, child_id, times[0], times[1], shown, is_sensitive))
-    return NodePage(found[:limit], found[limit].index if len(found) > limit else None)
+    return found
