@@ -225,6 +225,12 @@ def disable_sequential_scans() -> Query:
     return SQL["disable_sequential_scans"]()
 
 
+def rows_in_index_order(query: Query) -> Op[Rows]:
+    """Return the rows of a read that takes the first rows in the order of an index, within a transaction: see `plan_for_values`."""
+    _, found, _ = yield from execute(SQL["disable_sorts"](), query, SQL["enable_sorts"]())
+    return found
+
+
 def plan_for_values(query: Query, *, in_index_order: bool = False) -> Op[Rows]:
     """Return the rows of a read whose plan depends on its parameters (optional filters), in a transaction of its own.
 

@@ -103,7 +103,7 @@ class Slots:
 
 def check_waiting(context: CheckContext) -> Op[list[Finding]]:
     """Find queues whose tasks wait, and why; and tasks that run for long without a time limit."""
-    queues = yield from list_queues(LIMIT)
+    queues = yield from list_queues(LIMIT, not_due=False)
     capacity, running_rows, in_flight = yield from execute(
         SQL["get_capacity"](stale_s=context.stale_after_s),
         SQL["get_running"](after_s=min(context.overdue_after_s, context.max_run_s)),

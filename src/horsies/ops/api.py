@@ -164,9 +164,11 @@ class Ops:
     count_tasks_async = count_tasks.for_asyncio
 
     @operation
-    def preview_count(self, filters: TaskFilter | None = None) -> Verb[TaskCount]:
-        """Count the matching tasks among the newest ones, as many as a page reads. `is_complete` says whether these are all."""
-        return partial(inspect.count_newest, self._safe(filters))
+    def preview_count(
+        self, filters: TaskFilter | None = None, *, newest: int = inspect.MAX_PREVIEWED
+    ) -> Verb[TaskCount]:
+        """Count the matching tasks among the newest ones: at most this many live and this many finished tasks are read. `is_complete`: these are all."""
+        return partial(inspect.count_newest, self._safe(filters), max(1, min(newest, inspect.MAX_PREVIEWED)))
 
     preview_count_async = preview_count.for_asyncio
 

@@ -300,9 +300,9 @@ class TaskCount:
     is_complete: bool
 
 
-def count_newest(filters: TaskFilter) -> Op[TaskCount]:
-    """Count the matches among the newest rows, as many as one page may read."""
-    query = list_tasks_query(filters, None, None, MAX_PREVIEWED, counted=True)
+def count_newest(filters: TaskFilter, newest: int = MAX_PREVIEWED) -> Op[TaskCount]:
+    """Count the matches among the newest rows, up to this many of each table."""
+    query = list_tasks_query(filters, None, None, newest, counted=True)
     ((found, after),) = yield from plan_for_values(query)
     return TaskCount(found, after is None)
 

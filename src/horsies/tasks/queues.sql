@@ -42,8 +42,15 @@ with recursive lane as (
     ) as next
 ),
 waiting_counts as (
-    select queue.queue_name, queue.oldest_at, counted.count
-    from (select queue_name, min(enqueued_at) as oldest_at from lane group by queue_name) as queue
+    select queue.queue_name, queue.oldest_at, counted.count, counted.count >= queue.counted as is_more
+    -- All queues share the limit, so that many long queues take no longer than one.
+    from (
+        select
+            queue_name, min(enqueued_at) as oldest_at,
+            least(%(counted)s::integer, greatest(%(counted_at_least)s::integer, %(counted_together)s::integer / count(*) over ())) as counted
+        from lane
+        group by queue_name
+    ) as queue
     cross join lateral (
         select count(*) as count
         from (
@@ -54,12 +61,12 @@ waiting_counts as (
             and tasks.ready
             -- Otherwise the planner would search the whole table for the few tasks of a short queue when others are long.
             order by tasks.priority, tasks.enqueued_at
-            limit %(counted)s::integer
+            limit queue.counted
         ) as few
     ) as counted
 ),
 not_due_counts as (
-    -- Limited over all queues together: tasks that are not due have no index by queue.
+    -- Limited over all queues together: tasks that are not due have no index by queue. In the order of theirs, or all of it would be read.
     select
         queue_name,
         count(*) filter (where attempts = 0) as scheduled,
@@ -71,6 +78,7 @@ not_due_counts as (
         where status = 'PENDING'
         and not ready
         and unknown_since is null
+        order by enqueued_at
         limit %(not_due)s::integer
     ) as few
     group by queue_name
@@ -97,7 +105,7 @@ select
     coalesce(not_due_counts.retrying, 0),
     coalesce(in_flight_counts.claimed, 0),
     coalesce(in_flight_counts.running, 0),
-    coalesce(waiting_counts.count >= %(counted)s::integer, false),
+    coalesce(waiting_counts.is_more, false),
     coalesce(not_due_counts.is_more, false),
     -- `greatest` alone would turn null into zero.
     case when waiting_counts.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting_counts.oldest_at))::float8 end,

@@ -26,9 +26,9 @@ from horsies.tasks.attempts import Attempt
 from horsies.tasks.ids import to_task_id
 from horsies.tasks.inspect import FINAL, LIVE, TaskCount, TaskFilter, TaskSummary
 from horsies.web.actions import Action, Form, FormError
-from horsies.web.filters import segment
+from horsies.web.filters import make_url, segment
 from horsies.web.live import Topic
-from horsies.web.view import Page, View, make_url
+from horsies.web.view import Page, View
 
 PAGE_SIZE: Final = 50
 MAX_RUNNING: Final = 1_000  # of the running tasks, those that have run for the longest are filtered
