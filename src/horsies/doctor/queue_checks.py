@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence, Sized
 from datetime import datetime
+from itertools import islice
 
 from horsies.db.statement import Op, Query, Row, execute, load, rows, rows_in_index_order
 from horsies.doctor.findings import (
+    MAX_NAMED,
     CheckContext,
     Finding,
     FindingCode,
@@ -207,7 +209,10 @@ def _find_what_waits(context: CheckContext) -> Op[Finding]:
     data = {"tasks_wait": bool(queues), "queues": list(queues), **app_data(context)}
     if not queues:
         return Finding(FindingCode.NO_WORKERS, "no worker is live", data)
-    named = enumerate_names([f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in queues.items()])
+    first = [
+        f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in islice(queues.items(), MAX_NAMED + 1)
+    ]
+    named = enumerate_names(first)
     seen = f"no worker is live, and tasks wait in queue{'' if len(queues) == 1 else 's'} {named}"
     return Finding(FindingCode.NO_WORKERS, seen, data, Severity.ERROR)
 

@@ -99,7 +99,7 @@ live as (
             from {schema}.tasks
             where tasks.status = 'PENDING' and tasks.ready and tasks.queue_name = queue.queue_name
             order by tasks.priority, tasks.enqueued_at, tasks.id
-            limit 100
+            limit 20
         ) as few
         where few.child_deaths > 0 or few.attempts > 0
     )

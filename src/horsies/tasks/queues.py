@@ -14,7 +14,9 @@ from horsies.model.graph import WorkflowStatus
 from horsies.model.validation import number_problems
 
 MAX_COUNTED = 100_000  # waiting tasks of all queues together
-MIN_COUNTED = 100  # of each queue, however many there are
+MAX_COUNTED_QUICKLY = 1_000  # of each queue
+MIN_COUNTED = 20  # of each queue, however many there are
+MAX_QUEUES = 10_000  # with waiting tasks
 MAX_NOT_DUE = 10_000  # fewer, because their rows are read, not only an index
 MAX_PRIORITIES = 100
 MAX_NAME_BYTES = 1_000
@@ -92,7 +94,12 @@ def list_queues(max_counted: int | None = None, *, not_due: bool = True) -> Op[l
     """
     counted = max_counted or MAX_COUNTED
     query = SQL["list_queues"](
-        counted=counted, counted_together=MAX_COUNTED, counted_at_least=MIN_COUNTED, not_due=min(counted, MAX_NOT_DUE) if not_due else 0
+        counted=counted,
+        counted_together=MAX_COUNTED,
+        counted_at_least=MIN_COUNTED,
+        not_due=min(counted, MAX_NOT_DUE) if not_due else 0,
+        priorities=MAX_PRIORITIES,
+        queues=MAX_QUEUES,
     )
     return [QueueSummary(*row) for row in (yield from rows(query))]
 
