@@ -164,11 +164,12 @@ class Ops:
     count_tasks_async = count_tasks.for_asyncio
 
     @operation
-    def preview_count(
-        self, filters: TaskFilter | None = None, *, newest: int = inspect.MAX_PREVIEWED
-    ) -> Verb[TaskCount]:
-        """Count the matching tasks among the newest ones: at most this many live and this many finished tasks are read. `is_complete`: these are all."""
-        return partial(inspect.count_newest, self._safe(filters), max(1, min(newest, inspect.MAX_PREVIEWED)))
+    def preview_count(self, filters: TaskFilter | None = None, *, newest: int | None = None) -> Verb[TaskCount]:
+        """Count the matching tasks among the newest ones. `is_complete` says whether these are all.
+
+        `newest` live tasks and as many finished ones are read; at most, and if it is None, 5 000 of each.
+        """
+        return partial(inspect.count_newest, self._safe(filters), None if newest is None else max(1, newest))
 
     preview_count_async = preview_count.for_asyncio
 

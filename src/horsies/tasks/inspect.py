@@ -302,9 +302,9 @@ class TaskCount:
     is_complete: bool
 
 
-def count_newest(filters: TaskFilter, newest: int = MAX_PREVIEWED) -> Op[TaskCount]:
-    """Count the matches among the newest rows, up to this many of each table."""
-    query = list_tasks_query(filters, None, None, newest, counted=True)
+def count_newest(filters: TaskFilter, newest: int | None = None) -> Op[TaskCount]:
+    """Count the matches among the newest rows: this many of each table, and at most `MAX_PREVIEWED`."""
+    query = list_tasks_query(filters, None, None, min(newest or MAX_PREVIEWED, MAX_PREVIEWED), counted=True)
     ((found, after),) = yield from _read_list(query)
     return TaskCount(found, after is None)
 
