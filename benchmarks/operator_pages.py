@@ -43,22 +43,17 @@ class Pages:
     def select_one(self) -> None:
         self.get("/select-one")
 
-    def flush(self) -> None:
-        """Let the only session of the dashboard report what it has read."""
-        self.get("/flush")
-
 
 @contextmanager
-def serve_pages(url: str, select_one: Statement, flush: Statement) -> Generator[Pages]:
+def serve_pages(url: str, select_one: Statement) -> Generator[Pages]:
     """Serve the dashboard of a database."""
     app = Horsies(AppConfig(broker=PostgresConfig(database_url=url, pool_max_size=1)))
 
-    async def run(statement: Statement, _request: Request) -> PlainTextResponse:
-        return PlainTextResponse(str(await app.broker.run_async(partial(rows, statement()))))
+    async def show_one(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(await app.broker.run_async(partial(rows, select_one()))))
 
     routes = [
-        Route("/select-one", partial(run, select_one)),
-        Route("/flush", partial(run, flush)),
+        Route("/select-one", show_one),
         Mount(PREFIX, dashboard(app)),
     ]
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, log_config=None))

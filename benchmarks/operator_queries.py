@@ -92,6 +92,7 @@ def fill(url: str, finished: int, waiting: int, workflows: int) -> None:
             show_progress(f"{name}: {time.perf_counter() - began:.1f} s")
         began = time.perf_counter()
         broker.run(partial(roll_up_minutes, 24 * 60 + 1))
+        sql.execute(_text(SQL["leave_newest_minutes"]).encode(), {})
         show_progress(f"statistics by minute: {time.perf_counter() - began:.1f} s")
 
 
@@ -102,15 +103,16 @@ def _measure(url: str, only: str, *, is_quick: bool) -> int:
     with (
         closing(app),
         psycopg.connect(url, autocommit=True) as admin,
-        serve_pages(url, SQL["select_one"], SQL["flush_statistics"]) as pages,
+        serve_pages(url, SQL["select_one"]) as pages,
     ):
         finished = _count(admin, "finished")
         large = _one(admin, LARGE_WORKFLOW)
         group = next(group for group in app.ops.error_groups() if group.task_name)  # not the rest of a minute
         flush = partial(app.ops.broker.run, partial(rows, SQL["flush_statistics"]()))
         calls = [(name, call, flush) for name, call in _calls(app.ops, admin, group, large).items()]
+        end_sessions = partial(admin.execute, _text(SQL["end_sessions"]).encode())
         calls += [
-            (name, partial(pages.get, path), pages.flush) for name, path in page_paths(app.ops, group, large).items()
+            (name, partial(pages.get, path), end_sessions) for name, path in page_paths(app.ops, group, large).items()
         ]
         timings = [_time(admin, name, call, pages, flush, rounds) for name, call, flush in calls if only in name]
     _print(timings, finished)
@@ -223,18 +225,17 @@ def _time(
     flush: Callable[[], object],
     rounds: int,
 ) -> Timing:
-    """Time a call. `flush` lets the session that it uses report what it has read."""
-    for _ in range(WARM_UP):
-        call()
-        pages.select_one()
+    """Time a call. `flush` lets the sessions that it uses report what they have read."""
+    call()
     flush()
     before = _count_read_rows(admin)
     calls, ones = list[float](), list[float]()
-    for _ in range(rounds):
+    for _ in range(WARM_UP + rounds):
         ones.append(_ms(pages.select_one))
         calls.append(_ms(call))
     flush()
-    read = (_count_read_rows(admin) - before) / rounds
+    read = (_count_read_rows(admin) - before) / (WARM_UP + rounds)
+    del ones[:WARM_UP], calls[:WARM_UP]
     timing = Timing(name, percentile(calls, 50), percentile(calls, 95), percentile(ones, 95), read)
     show_progress(f"{name}: {timing.times:.1f} x select 1")
     return timing

@@ -176,6 +176,30 @@ from pg_stat_user_tables
 where schemaname = '{schema_text}'
 and relname like 'finished%%';
 
+-- name: leave_newest_minutes
+-- The statistics lag as far as those of a live leader may: what has ended in the newest two minutes is not in them.
+with newest as (
+    select date_trunc('minute', max(finished_at)) - interval '1 minute' as minute
+    from {schema}.finished
+),
+deleted_tasks as (
+    delete from {schema}.task_minutes where minute >= (select newest.minute from newest)
+),
+deleted_queues as (
+    delete from {schema}.queue_minutes where minute >= (select newest.minute from newest)
+),
+deleted_errors as (
+    delete from {schema}.error_minutes where minute >= (select newest.minute from newest)
+)
+update {schema}.minutes_until
+set minute = (select newest.minute from newest);
+
+-- name: end_sessions
+-- A session reports what it has read at its end, at the latest.
+select pg_terminate_backend(pid, 5000)
+from pg_stat_activity
+where application_name = 'horsies dashboard';
+
 -- name: flush_statistics
 select pg_stat_force_next_flush();
 

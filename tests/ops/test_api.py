@@ -15,12 +15,12 @@ from horsies.model.errors import QueueError
 from horsies.model.status import TaskStatus
 from horsies.ops import bulk
 from horsies.ops.api import Ops
-from horsies.tasks import inspect
+from horsies.tasks import inspect, queues
 from horsies.tasks.control import CancelOutcome, RetryOutcome
 from horsies.tasks.finish import finish_tasks
 from horsies.tasks.inspect import TaskCount, TaskFilter
 from tests.cli.test_tasks import register
-from tests.fixtures.journey import ME, claim, do, failed, send_new
+from tests.fixtures.journey import ME, claim, do, failed, new_task, send, send_new
 from tests.fixtures.workers import ROOT
 
 
@@ -162,6 +162,31 @@ async def test_a_group_of_errors_is_previewed_and_retried(
         first: TaskStatus.PENDING, second: TaskStatus.PENDING, third: TaskStatus.FAILED
     }  # fmt: skip
     await ops.broker.close_async()
+
+
+# -- queues
+
+
+def test_queues_share_the_limit_of_what_is_counted(
+    ops: Ops, broker: PostgresBroker, sql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age is that of the oldest task also where not all tasks were counted."""
+    urgent, usual = [[new_task(queue_name="long", priority=number) for _ in range(4)] for number in (1, 9)]
+    few = [new_task(queue_name="short") for _ in range(2)]
+    later = new_task(queue_name="later")
+    send(broker, *urgent, *usual, *few, later)
+    sql.execute("update horsies.tasks set enqueued_at = now() - interval '1 h' where id = %s", [usual[0].id])
+    sql.execute(
+        "update horsies.tasks set ready = false, enqueued_at = now() + interval '1 h' where id = %s", [later.id]
+    )
+    monkeypatch.setattr(queues, "MAX_COUNTED", 6)
+    monkeypatch.setattr(queues, "MIN_COUNTED", 1)
+    found = {queue.name: queue for queue in ops.list_queues()}
+    counts = {name: (queue.waiting, queue.more_waiting, queue.scheduled) for name, queue in found.items()}
+    assert counts == {"long": (3, True, 0), "short": (2, False, 0), "later": (0, False, 1)}
+    assert (found["long"].oldest_waiting_s or 0) >= 3600
+    states = {queue.name: (queue.waiting, queue.more_waiting) for queue in ops.list_queue_states()}
+    assert states == {"long": (3, True), "short": (2, False)}, "those that are not due are not read"
 
 
 # -- dead workers

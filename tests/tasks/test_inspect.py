@@ -139,3 +139,22 @@ def listed(broker: PostgresBroker, filters: TaskFilter) -> Sequence[TaskSummary]
     assert page.next_after is None
     assert broker.run(partial(count_tasks, filters)) == len(page.tasks)
     return page.tasks
+
+
+@pytest.mark.parametrize("time_of_id", ["now() + interval '3 days'", "now() - interval '300 days'", None])
+def test_named_tasks_are_found_whatever_time_their_ids_have(
+    broker: PostgresBroker, sql: psycopg.Connection, ids: dict[str, str], time_of_id: str | None
+) -> None:
+    """The time of an id tells in which partition to look first. Clocks may be wrong, and other software makes other ids."""
+    digits = f"lpad(to_hex((extract(epoch from {time_of_id}) * 1000)::bigint), 12, '0') || '7'" if time_of_id else "''"
+    statement = f"""
+        update horsies.finished
+        set id = overlay(replace(gen_random_uuid()::text, '-', '') placing {digits} from 1)::uuid
+        where id = %s
+        returning id::text
+    """
+    (strange,) = column(sql, statement, [ids["failed"]])
+    wanted = [str(strange), ids["completed"], ids["pending"]]
+    assert {task.id for task in listed(broker, TaskFilter(ids=wanted))} == set(wanted)
+    assert broker.run(partial(count_tasks, TaskFilter(ids=wanted))) == len(wanted)
+    assert [task.id for task in listed(broker, TaskFilter(ids=wanted, statuses=[TaskStatus.FAILED]))] == [strange]

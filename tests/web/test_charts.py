@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from horsies.ops.statistics import MinutePoint
 from horsies.web.charts import HEIGHT, latency_chart, throughput_chart, to_buckets
-from horsies.web.filters import age, code_spans, duration, segment, short_id, visible
-from horsies.web.view import make_url
+from horsies.web.filters import age, code_spans, duration, make_url, segment, short_id, visible
 
 START = datetime(2026, 3, 1, 23, 57, tzinfo=UTC)
 

@@ -225,11 +225,16 @@ def disable_sequential_scans() -> Query:
     return SQL["disable_sequential_scans"]()
 
 
-def plan_for_values(query: Query, *, in_index_order: bool = False) -> Op[Rows]:
-    """Return the rows of a read whose plan depends on its parameters (optional filters), in a transaction of its own.
+def rows_in_index_order(query: Query) -> Op[Rows]:
+    """Return the rows of a read that takes the first rows in the order of an index.
 
-    `in_index_order`: it reads the first rows in the order of an index, which the planner takes for few: it would read all of them, and sort.
+    The planner takes these for few: it would read all of them, and sort.
     """
-    settings = [SQL["force_custom_plans"](), *([SQL["disable_sorts"]()] if in_index_order else [])]
-    _, *results, _ = yield from execute(SQL["begin_read"](), *settings, query, SQL["end_read"]())
-    return results[-1]
+    _, found, _ = yield from execute(SQL["disable_sorts"](), query, SQL["enable_sorts"]())
+    return found
+
+
+def plan_for_values(query: Query) -> Op[Rows]:
+    """Return the rows of a read whose plan depends on its parameters (optional filters), in a transaction of its own."""
+    *_, found, _ = yield from execute(SQL["begin_read"](), SQL["force_custom_plans"](), query, SQL["end_read"]())
+    return found

@@ -12,5 +12,8 @@ select set_config('plan_cache_mode', 'force_custom_plan', true);
 -- name: disable_sorts
 select set_config('enable_sort', 'off', true);
 
+-- name: enable_sorts
+select set_config('enable_sort', 'on', true);
+
 -- name: end_read
 commit;

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence, Sized
 from datetime import datetime
+from itertools import islice
 
-from horsies.db.statement import Op, Query, Row, execute, load, rows
+from horsies.db.statement import Op, Query, Row, execute, load, rows, rows_in_index_order
 from horsies.doctor.findings import (
+    MAX_NAMED,
     CheckContext,
     Finding,
     FindingCode,
@@ -68,7 +70,7 @@ def check_stuck(context: CheckContext) -> Op[list[Finding]]:
 
 def check_crashes(context: CheckContext) -> Op[list[Finding]]:
     """Find tasks that kill the children that run them."""
-    crashes = yield from rows(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
+    crashes = yield from rows_in_index_order(SQL["get_crashes"](since_s=context.max_since_crash_s, limit=LIMIT))
     findings: list[Finding] = []
     for name, deaths, live, ended, example, message, at, worker, host in crashes:
         on = host or f"worker {worker}"
@@ -123,7 +125,7 @@ def check_caps(context: CheckContext) -> Op[list[Finding]]:
     Not caps that were set at run time: all workers read them, and tasks that ran before may be more.
     """
     caps = {queue.name: queue.max_concurrency for queue in context.queues or () if queue.max_concurrency is not None}
-    queues = (yield from list_queues(LIMIT)) if caps else []
+    queues = (yield from list_queues(LIMIT, not_due=False)) if caps else []
     return [
         Finding(
             FindingCode.CAP_EXCEEDED,
@@ -202,12 +204,15 @@ def check_dead_workers(context: CheckContext) -> Op[list[Finding]]:
 
 
 def _find_what_waits(context: CheckContext) -> Op[Finding]:
-    waiting = [queue for queue in (yield from list_queues(LIMIT)) if queue.oldest_waiting_s is not None]
+    waiting = [queue for queue in (yield from list_queues(LIMIT, not_due=False)) if queue.oldest_waiting_s is not None]
     queues = {queue.name: queue.oldest_waiting_s for queue in waiting}
     data = {"tasks_wait": bool(queues), "queues": list(queues), **app_data(context)}
     if not queues:
         return Finding(FindingCode.NO_WORKERS, "no worker is live", data)
-    named = enumerate_names([f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in queues.items()])
+    first = [
+        f"{name!r} (for {format_duration(waits_s or 0.0)})" for name, waits_s in islice(queues.items(), MAX_NAMED + 1)
+    ]
+    named = enumerate_names(first)
     seen = f"no worker is live, and tasks wait in queue{'' if len(queues) == 1 else 's'} {named}"
     return Finding(FindingCode.NO_WORKERS, seen, data, Severity.ERROR)
 

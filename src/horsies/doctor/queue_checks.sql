@@ -99,33 +99,36 @@ live as (
             from {schema}.tasks
             where tasks.status = 'PENDING' and tasks.ready and tasks.queue_name = queue.queue_name
             order by tasks.priority, tasks.enqueued_at, tasks.id
-            limit 100
+            limit 20
         ) as few
         where few.child_deaths > 0 or few.attempts > 0
     )
 ),
 crash as (
-    select live.id, live.task_name, true as is_live, attempt.deaths, attempt.message, attempt.at, attempt.worker
-    from live
-    cross join lateral (
+    select
+        attempt.id, attempt.task_name, true as is_live,
+        -- Of a worker that died with several tasks, any may be the cause; a task that was there twice is suspect. A child that died before
+        -- a task started, once, died of another one.
+        count(*) filter (where not of_worker)
+            + case when count(*) filter (where of_worker) > 1 then count(*) filter (where of_worker) else 0 end
+            + case when attempt.child_deaths > 1 then attempt.child_deaths else 0 end as deaths,
+        (array_agg(attempt.message order by attempt.number desc))[1] as message,
+        (array_agg(substring(attempt.tail from '"ended_at" : "([^"]+)"') order by attempt.number desc))[1] as at,
+        (array_agg(substring(attempt.tail from '"worker" : "([0-9a-f-]{36})"') order by attempt.number desc))[1] as worker
+    from (
         select
-            -- Of a worker that died with several tasks, any may be the cause; a task that was there twice is suspect. A child that died before
-            -- a task started, once, died of another one.
-            count(*) filter (where not of_worker)
-                + case when count(*) filter (where of_worker) > 1 then count(*) filter (where of_worker) else 0 end
-                + case when live.child_deaths > 1 then live.child_deaths else 0 end as deaths,
-            (array_agg(each.message order by each.number desc))[1] as message,
-            (array_agg(substring(each.tail from '"ended_at" : "([^"]+)"') order by each.number desc))[1] as at,
-            (array_agg(substring(each.tail from '"worker" : "([0-9a-f-]{36})"') order by each.number desc))[1] as worker
-        from (
-            select parts.*, parts.message like 'worker %% died while it ran this task%' as of_worker
-            from (
-                select number, {schema}.error_message(item.error) as message, right(item.error::text, 400) as tail
-                from unnest(live.failed_attempts) with ordinality as item (error, number)
-                where left(item.error::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
-            ) as parts
-        ) as each
+            live.id, live.task_name, live.child_deaths, parts.number, parts.message, parts.tail,
+            parts.message like 'worker %% died while it ran this task%' as of_worker
+        from live
+        left join lateral (
+            select number, {schema}.error_message(item.error) as message, right(item.error::text, 400) as tail
+            from unnest(live.failed_attempts) with ordinality as item (error, number)
+            where left(item.error::text, 200) like '%%"error_code" : "WORKER_CRASHED"%%'
+        ) as parts on true
+        -- Most tasks have failed in other ways.
+        where parts.number is not null or live.child_deaths > 1
     ) as attempt
+    group by attempt.id, attempt.task_name, attempt.child_deaths
     union all
     select newest.id, newest.task_name, false, 1, newest.message, to_json(newest.finished_at) #>> '{}', newest.claimed_by::text
     from (

@@ -92,25 +92,27 @@ class Slots:
 
     def find_holders(self, queue: str, running: Sequence[SlotHolder]) -> list[SlotHolder]:
         """Return the tasks that hold all of it; none if something is free."""
-        own = [task for task in running if task.queue == queue]
-        if self.cap is not None and len(own) >= self.cap:
+        if self.cap is not None and len(own := [task for task in running if task.queue == queue]) >= self.cap:
             return own
+        # There may be thousands of queues, and most have more slots than tasks run.
+        if not self.by_worker or self.count > len(running):
+            return []
         held = Counter(task.worker for task in running)
-        if not self.by_worker or any(held[worker] < count for worker, count in self.by_worker.items()):
+        if any(held[worker] < count for worker, count in self.by_worker.items()):
             return []
         return [task for task in running if task.worker in self.by_worker]
 
 
 def check_waiting(context: CheckContext) -> Op[list[Finding]]:
     """Find queues whose tasks wait, and why; and tasks that run for long without a time limit."""
-    queues = yield from list_queues(LIMIT)
+    queues = yield from list_queues(LIMIT, not_due=False)
     capacity, running_rows, in_flight = yield from execute(
         SQL["get_capacity"](stale_s=context.stale_after_s),
         SQL["get_running"](after_s=min(context.overdue_after_s, context.max_run_s)),
         SQL["get_in_flight"](),
     )
     running = [SlotHolder(*row) for row in running_rows]
-    slots = {queue.name: _slots_of(context, queue, capacity) for queue in queues}
+    slots = _slots_of_queues(context, queues, capacity)
     # What is claimed in advance waits too; not for a worker, but for a child.
     waits_s = {queue.name: queue.oldest_waiting_s or 0.0 for queue in queues}
     for name, _, _, claimed, oldest_s in in_flight:
@@ -139,10 +141,15 @@ def check_waiting(context: CheckContext) -> Op[list[Finding]]:
     return [*findings, *_long_findings(context, [task for task in running if task.pid is not None])]
 
 
-def _slots_of(context: CheckContext, queue: QueueSummary, capacity: Sequence[Row]) -> Slots:
+def _slots_of_queues(
+    context: CheckContext, queues: Sequence[QueueSummary], capacity: Sequence[Row]
+) -> dict[str, Slots]:
     declared = {each.name: each.max_concurrency for each in context.queues or ()}
-    by_worker = {worker: count for worker, queues, count in capacity if queue.name in queues}
-    return Slots(by_worker, queue.cap or declared.get(queue.name))
+    by_queue = defaultdict[str, dict[str, int]](dict)
+    for worker, served, count in capacity:
+        for name in served:
+            by_queue[name][worker] = count
+    return {queue.name: Slots(by_queue.get(queue.name, {}), queue.cap or declared.get(queue.name)) for queue in queues}
 
 
 def _find_blocked(
@@ -224,14 +231,17 @@ def _paused_or_unserved(
     oldest_s = queue.oldest_waiting_s
     if oldest_s is None:
         return
+    # Without any worker, that is the finding.
+    is_unserved = has_workers and not slots.by_worker and oldest_s > context.stuck_after_s
+    if queue.paused_at is None and not is_unserved:
+        return
     seen = _describe_waiting(queue)
     data = {"queue": queue.name, "oldest_s": oldest_s, "waiting": queue.waiting, **app_data(context)}
     if queue.paused_at is not None:
         paused = f"queue {queue.name!r} has been paused since {format_clock(queue.paused_at)}: {seen}"
         since = {"since": queue.paused_at.isoformat()}
         yield Finding(FindingCode.QUEUE_PAUSED, paused, {**data, **since})
-    # Without any worker, that is the finding.
-    if has_workers and not slots.by_worker and oldest_s > context.stuck_after_s:
+    if is_unserved:
         yield Finding(FindingCode.QUEUE_UNSERVED, f"no live worker serves queue {queue.name!r}: {seen}", data)
 
 

@@ -14,6 +14,8 @@ def printable(text: str, *, lines: bool = False) -> str:
 
     With `lines`, line ends and tabs stay.
     """
+    if text.isascii() and text.isprintable():
+        return text
     return (UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub(lambda match: repr(match[0])[1:-1], text)
 
 

@@ -10,8 +10,9 @@ set count = %(count)s::integer
 where id = %(id)s::uuid;
 
 -- name: list_actions
+-- The order is that of the column. `id` alone would be the text that is returned, and all rows would be sorted.
 select id::text, at, actor, action, target, count
 from {schema}.audit
 where id < coalesce(%(after)s::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-order by id desc
+order by audit.id desc
 limit %(limit)s::integer;

@@ -8,13 +8,15 @@ A task counts in the minute in which it ended. If it is retried or deleted more 
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
+from itertools import accumulate
 
-from horsies.db.statement import Op, load, plan_for_values
+from horsies.db.statement import Op, load, rows_in_index_order
 from horsies.model.status import TaskStatus
 from horsies.tasks.inspect import TaskFilter
 
@@ -22,6 +24,7 @@ MAX_MINUTES = 24 * 60
 MAX_TAIL, MAX_FAILURES = 20_000, 5_000
 MAX_GROUPS = 1_000
 MAX_NAME = 200  # characters of the name of a task
+_SHOWN = (0.5, 0.95)
 
 SQL = load(__file__)
 
@@ -141,8 +144,8 @@ def get_time_series(minutes: int, queue_name: str | None = None, task_name: str 
     names = {"queue_name": queue_name, "task_name": task_name}
     query = SQL["get_time_series"](minutes=window, **names, by_queue=task_name is None, limit=MAX_TAIL)
     points: list[MinutePoint] = []
-    for *counts, waited, ran, is_complete in (yield from plan_for_values(query, in_index_order=True)):
-        percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
+    for *counts, waited, ran, is_complete in (yield from rows_in_index_order(query)):
+        percentiles = _get_percentiles(waited, _SHOWN) + _get_percentiles(ran, _SHOWN)
         points.append(MinutePoint(*counts, *percentiles, is_complete=is_complete))
     return points
 
@@ -165,8 +168,8 @@ def get_totals(
     window = max(1, min(minutes, MAX_MINUTES))
     query = SQL["get_totals"](minutes=window, by_queue=by_queue, queue_name=queue_name, limit=MAX_TAIL)
     totals: list[EndedTotals] = []
-    for *counts, waited, ran, is_complete in (yield from plan_for_values(query, in_index_order=True)):
-        percentiles = [get_percentile(histogram, share) for histogram in (waited, ran) for share in (0.5, 0.95)]
+    for *counts, waited, ran, is_complete in (yield from rows_in_index_order(query)):
+        percentiles = _get_percentiles(waited, _SHOWN) + _get_percentiles(ran, _SHOWN)
         totals.append(EndedTotals(*counts, *percentiles, run_total_s=_estimate_total_s(ran), is_complete=is_complete))
     return sorted(totals, key=lambda each: (-_ORDERS[order](each), each.name))
 
@@ -185,17 +188,25 @@ def get_error_groups(
     query = SQL["get_error_groups"](
         minutes=window, task_name=task_name, limit=size, tail=MAX_FAILURES, sensitive=hidden
     )
-    return [ErrorGroup(*row) for row in (yield from plan_for_values(query, in_index_order=True))]
+    return [ErrorGroup(*row) for row in (yield from rows_in_index_order(query))]
 
 
 def get_percentile(histogram: Sequence[int] | None, share: float) -> float | None:
     """Return the duration in milliseconds that this share of a histogram does not exceed. Bucket n ends at 2**n ms; the last one has no end."""
-    wanted, below = sum(histogram or ()) * share, 0
-    for bucket, count in enumerate(histogram or ()):
-        if count and below + count >= wanted:
-            low = 2.0 ** (bucket - 1) if bucket else 0.0
-            if bucket == len(histogram or ()) - 1:
-                return low
-            return low + (2.0**bucket - low) * (wanted - below) / count
-        below += count
-    return None
+    return _get_percentiles(histogram, (share,))[0]
+
+
+def _get_percentiles(histogram: Sequence[int] | None, shares: Sequence[float]) -> list[float | None]:
+    """Return several percentiles of one histogram. A day has thousands of histograms."""
+    sums = list(accumulate(histogram or ()))
+    if histogram is None or not sums or not sums[-1]:
+        return [None] * len(shares)
+    found: list[float | None] = []
+    for share in shares:
+        wanted = sums[-1] * share
+        bucket = bisect_left(sums, wanted)
+        low = 2.0 ** (bucket - 1) if bucket else 0.0
+        count = histogram[bucket]
+        is_last = bucket == len(sums) - 1
+        found.append(low if is_last else low + (2.0**bucket - low) * (wanted - (sums[bucket] - count)) / count)
+    return found

@@ -251,7 +251,7 @@ def get_recent_runs(names: Sequence[str], limit: int) -> Op[Mapping[str, Sequenc
     found: dict[str, list[ScheduleRun]] = {name: [] for name in names}
     for name, *row in (yield from rows(SQL["get_schedule_runs"](names=list(found), limit=limit))):
         run = ScheduleRun(*row)
-        found[name].append(replace(run, message=first_line(run.message)))
+        found[name].append(run if run.message is None else replace(run, message=first_line(run.message)))
     return found
 
 

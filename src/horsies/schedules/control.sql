@@ -8,6 +8,8 @@ cross join lateral (
     from {schema}.finished
     where finished.id = run.task_id
     and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
+    -- The partitions of the days to come are skipped.
+    and finished.finished_at < statement_timestamp() + interval '1 day'
     and finished.status <> 'CANCELLED'
     order by finished.finished_at desc
     limit 1
@@ -138,6 +140,7 @@ left join lateral (
     from {schema}.finished
     where finished.id = run.task_id
     and finished.finished_at >= greatest(run.decided_at, '1970-01-01 00:00+00') - interval '1 hour'
+    and finished.finished_at < statement_timestamp() + interval '1 day'
     limit 1
 ) as task on true
 order by run.id desc;

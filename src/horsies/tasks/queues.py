@@ -13,7 +13,10 @@ from horsies.model.errors import QueueError
 from horsies.model.graph import WorkflowStatus
 from horsies.model.validation import number_problems
 
-MAX_COUNTED = 100_000
+MAX_COUNTED = 100_000  # waiting tasks of all queues together
+MAX_COUNTED_QUICKLY = 1_000  # of each queue
+MIN_COUNTED = 20  # of each queue, however many there are
+MAX_QUEUES = 10_000  # with waiting tasks
 MAX_NOT_DUE = 10_000  # fewer, because their rows are read, not only an index
 MAX_PRIORITIES = 100
 MAX_NAME_BYTES = 1_000
@@ -24,8 +27,11 @@ SQL = load(__file__)
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What is in one queue now. The waiting tasks of each queue are counted up to `MAX_COUNTED`, and those of all queues together that are not due up to
-    `MAX_NOT_DUE`."""
+    """What is in one queue now.
+
+    Of the waiting tasks of each queue, its share of `MAX_COUNTED` is counted: of two queues with waiting tasks 50 000 each. Of all tasks that are not due,
+    the first `MAX_NOT_DUE` are counted.
+    """
 
     name: str
     waiting: int = 0
@@ -82,9 +88,19 @@ def set_queue_cap(name: str, max_concurrency: int | None) -> Op[None]:
 
 
 def list_queues(max_counted: int | None = None, *, not_due: bool = True) -> Op[list[QueueSummary]]:
-    """List all queues that have a task, a stored pause or a worker, by name. Without `not_due`, tasks that are not due are not read."""
+    """List all queues that have a task, a stored pause or a worker, by name. Of each, at most `max_counted` waiting tasks are counted.
+
+    Without `not_due`, tasks that are not due are not read.
+    """
     counted = max_counted or MAX_COUNTED
-    query = SQL["list_queues"](counted=counted, not_due=min(counted, MAX_NOT_DUE) if not_due else 0)
+    query = SQL["list_queues"](
+        counted=counted,
+        counted_together=MAX_COUNTED,
+        counted_at_least=MIN_COUNTED,
+        not_due=min(counted, MAX_NOT_DUE) if not_due else 0,
+        priorities=MAX_PRIORITIES,
+        queues=MAX_QUEUES,
+    )
     return [QueueSummary(*row) for row in (yield from rows(query))]
 
 

@@ -18,48 +18,84 @@ on conflict (name) do update set max_concurrency = excluded.max_concurrency;
 select pg_notify('{new_channel}', '*');
 
 -- name: list_queues
--- The cost does not depend on the backlog: reads the first task of each queue and priority, and counts up to a limit.
-with recursive lane as (
+-- The cost does not depend on the backlog: reads the names of the queues one after the other, and counts up to a limit.
+with recursive queue_names as (
     (
-        select queue_name, priority, enqueued_at
+        select queue_name
         from {schema}.tasks
         where status = 'PENDING'
         and ready
-        order by queue_name, priority, enqueued_at
+        order by queue_name
         limit 1
     )
     union all
-    select next.queue_name, next.priority, next.enqueued_at
-    from lane
+    select next.queue_name
+    from queue_names
     cross join lateral (
-        select tasks.queue_name, tasks.priority, tasks.enqueued_at
+        select tasks.queue_name
         from {schema}.tasks
         where tasks.status = 'PENDING'
         and tasks.ready
-        and (tasks.queue_name, tasks.priority) > (lane.queue_name, lane.priority)
-        order by tasks.queue_name, tasks.priority, tasks.enqueued_at
+        and tasks.queue_name > queue_names.queue_name
+        order by tasks.queue_name
         limit 1
     ) as next
 ),
 waiting_counts as (
-    select queue.queue_name, queue.oldest_at, counted.count
-    from (select queue_name, min(enqueued_at) as oldest_at from lane group by queue_name) as queue
+    select
+        queue.queue_name, counted.count, counted.count >= queue.counted as is_more,
+        case when counted.count >= queue.counted then (
+            -- The oldest of the first tasks of each priority: not all tasks were read.
+            with recursive head as (
+                (
+                    select tasks.priority, tasks.enqueued_at
+                    from {schema}.tasks
+                    where tasks.queue_name = queue.queue_name
+                    and tasks.status = 'PENDING'
+                    and tasks.ready
+                    order by tasks.priority, tasks.enqueued_at
+                    limit 1
+                )
+                union all
+                select next.priority, next.enqueued_at
+                from head
+                cross join lateral (
+                    select tasks.priority, tasks.enqueued_at
+                    from {schema}.tasks
+                    where tasks.queue_name = queue.queue_name
+                    and tasks.priority > head.priority
+                    and tasks.status = 'PENDING'
+                    and tasks.ready
+                    order by tasks.priority, tasks.enqueued_at
+                    limit 1
+                ) as next
+            )
+            select min(heads.enqueued_at)
+            from (select head.enqueued_at from head limit %(priorities)s::integer) as heads
+        ) else counted.oldest_at end as oldest_at
+    -- All queues share the limit, so that many long queues take no longer than one.
+    from (
+        select
+            queue_name,
+            least(%(counted)s::integer, greatest(%(counted_at_least)s::integer, %(counted_together)s::integer / count(*) over ())) as counted
+        from (select queue_name from queue_names limit %(queues)s::integer) as few
+    ) as queue
     cross join lateral (
-        select count(*) as count
+        select count(*) as count, min(few.enqueued_at) as oldest_at
         from (
-            select
+            select tasks.enqueued_at
             from {schema}.tasks
             where tasks.queue_name = queue.queue_name
             and tasks.status = 'PENDING'
             and tasks.ready
             -- Otherwise the planner would search the whole table for the few tasks of a short queue when others are long.
             order by tasks.priority, tasks.enqueued_at
-            limit %(counted)s::integer
+            limit queue.counted
         ) as few
     ) as counted
 ),
 not_due_counts as (
-    -- Limited over all queues together: tasks that are not due have no index by queue.
+    -- Limited over all queues together: tasks that are not due have no index by queue. In the order of theirs, or all of it would be read.
     select
         queue_name,
         count(*) filter (where attempts = 0) as scheduled,
@@ -71,6 +107,7 @@ not_due_counts as (
         where status = 'PENDING'
         and not ready
         and unknown_since is null
+        order by enqueued_at
         limit %(not_due)s::integer
     ) as few
     group by queue_name
@@ -97,7 +134,7 @@ select
     coalesce(not_due_counts.retrying, 0),
     coalesce(in_flight_counts.claimed, 0),
     coalesce(in_flight_counts.running, 0),
-    coalesce(waiting_counts.count >= %(counted)s::integer, false),
+    coalesce(waiting_counts.is_more, false),
     coalesce(not_due_counts.is_more, false),
     -- `greatest` alone would turn null into zero.
     case when waiting_counts.oldest_at is not null then greatest(0, extract(epoch from clock_timestamp() - waiting_counts.oldest_at))::float8 end,

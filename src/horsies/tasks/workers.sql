@@ -18,7 +18,7 @@ where id = %(id)s::uuid;
 
 -- name: list_dead_workers
 -- With what became of the tasks that they held, by status, as far as their ids are stored. A task ends after its worker has died (an hour, because a clock may
--- be set back), so only the partitions since then are read. GONE: deleted since.
+-- be set back), so only the partitions from then until tomorrow are read. GONE: deleted since.
 select
     dead.id::text, dead.hostname, dead.pid, dead.app, dead.started_at, dead.last_heartbeat_at, dead.found_at, dead.tasks_held,
     coalesce((
@@ -35,6 +35,7 @@ select
                 from {schema}.finished
                 where finished.id = held.id
                 and finished.finished_at >= greatest(dead.last_heartbeat_at, '1970-01-01 00:00+00') - interval '1 hour'
+                and finished.finished_at < statement_timestamp() + interval '1 day'
                 limit 1
             ) as stored on true
             group by 1

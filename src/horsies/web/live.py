@@ -47,7 +47,14 @@ BUDGET: Final = 0.08  # the same for all reads together
 MAX_REST_S: Final = 15.0  # whatever reads take
 MAX_TOOK_S: Final = 1.0  # one read that had to wait for a second or more does not count as more
 RARE: Final = frozenset(
-    {"findings_async", "time_series_async", "queue_totals_async", "task_totals_async", "error_groups_async"}
+    {
+        "findings_async",
+        "time_series_async",
+        "queue_totals_async",
+        "task_totals_async",
+        "error_groups_async",
+        "list_queues_async",
+    }
 )
 """These read statistics, or much."""
 MIN_SHARED_S, MAX_SHARED_S = 0.5, 10.0  # for how long topics use a result

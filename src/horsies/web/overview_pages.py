@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -37,6 +37,9 @@ FEW: Final = 12  # rows of a table on the overview
 STALE_S: Final = 15.0  # since a heartbeat
 MAX_STATES: Final = 300
 PER_PAGE: Final = 50
+ROWS_PER_PAGE: Final = 100  # of queues, and of workers
+MAX_PAGE_DIGITS: Final = 6
+MAX_DEAD: Final = 30  # each with what became of up to 100 tasks
 OPEN: Final = (WorkflowStatus.RUNNING, WorkflowStatus.PAUSED, WorkflowStatus.PENDING)
 
 
@@ -98,7 +101,7 @@ async def _read_parts(topic: Topic, ops: Ops, params: Params) -> dict[str, Any]:
 async def _read_now(ops: Ops, _params: Params) -> dict[str, Any]:
     """Read what changes all the time."""
     queues, running, workers = await asyncio.gather(
-        ops.list_queues_async(not_due=False),
+        read_all_queues(ops),
         ops.list_running_async(limit=LONGEST),
         ops.list_workers_async(),
     )
@@ -198,9 +201,54 @@ async def show_queues(view: View) -> Response:
     return view.render("queues.html", **await read_queues(view.ops, view.query))
 
 
-async def read_queues(ops: Ops, _params: Params) -> dict[str, Any]:
-    queues, totals = await asyncio.gather(ops.list_queues_async(), ops.queue_totals_async())
-    return {"queues": queues, "totals": {each.name: each for each in totals}}
+async def read_queues(ops: Ops, params: Params) -> dict[str, Any]:
+    queues, totals = await asyncio.gather(read_all_queues(ops), ops.queue_totals_async())
+    page = _page(params)
+    return {
+        **_cut_page("queues", queues, page),
+        "totals": {each.name: each for each in totals},
+    }
+
+
+def _page(params: Params) -> int:
+    text = params.get("page", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_PAGE_DIGITS else 0
+
+
+def _cut_page(name: str, rows: Sequence[object], page: int) -> dict[str, Any]:
+    """Return the rows of a page, and whether there are others."""
+    first = page * ROWS_PER_PAGE
+    return {
+        name: rows[first : first + ROWS_PER_PAGE],
+        "page": page,
+        "has_more": len(rows) > first + ROWS_PER_PAGE,
+        "total": len(rows),
+    }
+
+
+async def read_all_queues(ops: Ops) -> list[QueueSummary]:
+    """Read the queues as they are now. Only to count many waiting tasks takes long, and those that are not due: these counts are read as statistics are."""
+    states, counted = await asyncio.gather(ops.list_queue_states_async(), ops.list_queues_async())
+    counts = {queue.name: queue for queue in counted}
+    queues = [_add_counts(queue, counts.pop(queue.name, None)) for queue in states]
+    # They have nothing else, or had something else a moment ago.
+    later = [queue for queue in counts.values() if queue.scheduled or queue.retrying]
+    queues += [_add_counts(QueueSummary(queue.name, cap=queue.cap), queue) for queue in later]
+    return sorted(queues, key=lambda queue: queue.name)
+
+
+def _add_counts(queue: QueueSummary, counts: QueueSummary | None) -> QueueSummary:
+    if counts is None:
+        return queue
+    is_counted = queue.more_waiting and counts.waiting >= queue.waiting
+    return replace(
+        queue,
+        waiting=counts.waiting if is_counted else queue.waiting,
+        more_waiting=counts.more_waiting if is_counted else queue.more_waiting,
+        scheduled=counts.scheduled,
+        retrying=counts.retrying,
+        more_not_due=counts.more_not_due,
+    )
 
 
 async def show_queue(view: View) -> Response:
@@ -218,7 +266,7 @@ async def show_queue(view: View) -> Response:
 async def _read_queue_now(ops: Ops, params: Params) -> dict[str, Any]:
     name = params.get("name", "")
     queues, workers, findings = await asyncio.gather(
-        ops.list_queues_async(), ops.list_workers_async(), ops.findings_async()
+        read_all_queues(ops), ops.list_workers_async(), ops.findings_async()
     )
     queue = next((each for each in queues if each.name == name), None)
     return {
@@ -246,9 +294,10 @@ async def show_workers(view: View) -> Response:
     return view.render("workers.html", **await read_workers(view.ops, view.query))
 
 
-async def read_workers(ops: Ops, _params: Params) -> dict[str, Any]:
-    workers, dead = await asyncio.gather(ops.list_workers_async(), ops.list_dead_workers_async())
-    return {"workers": workers, "dead": dead, "stale_s": STALE_S}
+async def read_workers(ops: Ops, params: Params) -> dict[str, Any]:
+    workers, dead = await asyncio.gather(ops.list_workers_async(), ops.list_dead_workers_async(limit=MAX_DEAD))
+    shown = _cut_page("workers", sorted(workers, key=_is_missing), _page(params))
+    return {**shown, "dead": dead, "max_dead": MAX_DEAD, "stale_s": STALE_S}
 
 
 async def show_worker(view: View) -> Response:
@@ -264,13 +313,13 @@ async def read_worker(ops: Ops, params: Params) -> dict[str, Any] | None:
         worker_id = to_worker_id(params.get("worker_id", ""))
     except ValueError:
         return None
-    children, states, workers, dead = await asyncio.gather(
+    children, states, workers = await asyncio.gather(
         ops.list_children_async(worker_id),
         ops.list_worker_states_async(worker_id, limit=MAX_STATES),
         ops.list_workers_async(),
-        ops.list_dead_workers_async(),
     )
     worker = next((each for each in workers if each.id == worker_id), None)
+    dead = await ops.list_dead_workers_async() if worker is None else []
     death = next((each for each in dead if each.id == worker_id), None)
     if worker is None and death is None and not states:
         return None

@@ -28,12 +28,13 @@ from horsies.tasks.attempts import Attempt
 from horsies.tasks.ids import to_task_id
 from horsies.tasks.inspect import FINAL, LIVE, TaskCount, TaskFilter, TaskSummary
 from horsies.web.actions import Action, Form, FormError
-from horsies.web.filters import segment
+from horsies.web.filters import make_url, segment
 from horsies.web.live import Topic
-from horsies.web.view import Page, View, make_url
+from horsies.web.view import Page, View
 
 PAGE_SIZE: Final = 50
 MAX_RUNNING: Final = 1_000  # of the running tasks, those that have run for the longest are filtered
+MAX_COUNTED: Final = 1_000  # of the newest tasks of each table, beside a list
 MAX_NEW: Final = 20  # new tasks that are counted
 MAX_GROUPS: Final = 50
 MAX_FOUND: Final = 10  # of each kind, by the search
@@ -162,7 +163,7 @@ async def show_tasks(view: View) -> Response:
                 else TaskCount(0, is_complete=False)
             )
         elif page.next_after is not None or after_id is not None:
-            count = await view.ops.preview_count_async(filters)
+            count = await view.ops.preview_count_async(filters, newest=MAX_COUNTED)
     return view.render(
         "tasks.html", problem=None, rows=[(task.id, task) for task in tasks], page=page, count=count, filters=filters, left_out=left_out,
         live=_live_url(view, tasks, given, is_first=after is None and not is_running), **common,
@@ -444,7 +445,7 @@ async def _find_by_id(view: View, text: str) -> list[Hit]:
 async def _find_by_name(view: View, text: str) -> list[Hit]:
     ops = view.ops
     queues, schedules, totals, sent, runs = await asyncio.gather(
-        ops.list_queues_async(),
+        ops.list_queue_states_async(),
         ops.list_schedules_async(),
         ops.task_totals_async(minutes=RECENT_MINUTES),
         ops.list_tasks_async(TaskFilter(task_name=text), limit=1),
