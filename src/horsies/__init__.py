@@ -1,5 +1,7 @@
 """horsies: a PostgreSQL-backed distributed task queue and workflow engine."""
 
+import typing as _typing
+
 from horsies.app import Horsies
 from horsies.db.broker import PostgresBroker
 from horsies.model.app_check import AppCheck, CheckFinding
@@ -36,6 +38,7 @@ from horsies.model.errors import (
     WorkflowDefinitionError,
 )
 from horsies.model.graph import Join, NodeStatus, OnError, WorkflowStatus
+from horsies.model.other_queues import explain_import as _explain_import
 from horsies.model.result import Err, Ok, Result, TaskError, TaskFailure, TaskResult, UnwrapError, is_err, is_ok
 from horsies.model.retry_policy import RetryPolicy
 from horsies.model.schedule import (
@@ -167,3 +170,6 @@ __all__ = [
     "result_from",
     "results_from",
 ]
+
+if not _typing.TYPE_CHECKING:  # or every name would exist for type checkers
+    __getattr__ = _explain_import

@@ -291,6 +291,17 @@ def test_a_worker_without_manage_py(project: Project) -> None:
         worker.close()
 
 
+def test_a_worker_for_development_uses_the_database_of_the_project(project: Project) -> None:
+    pytest.importorskip("watchfiles", reason="watchfiles is not installed")
+    dev = Program("horsies", "dev", "--no-web", env=project.env, cwd=PROJECT, script=PROJECT / "manage.py")
+    try:
+        dev.wait_for_log(READY, 120)
+        assert project.evaluate(PLACE)[0] == "saddle"
+        assert dev.terminate(60) == 0
+    finally:
+        dev.close()
+
+
 ASYNC_VIEW = """
 import asyncio
 from asgiref.sync import sync_to_async, async_to_sync
@@ -633,7 +644,9 @@ found += [confirm.send(1).status(), confirm.with_options(connection=None).send(1
 
 def test_psycopg2_is_refused_with_what_to_change(project: Project) -> None:
     engine = {"ENGINE": "psycopg2_driver"}
-    assert "horsies.E003" in problems(project, PROJECT_DATABASE=engine)
+    found = problems(project, PROJECT_DATABASE=engine)
+    assert "horsies.E003" in found
+    assert "Use an ENGINE on psycopg 3" in found
     refused, *sent = project.evaluate(DRIVER, env={"PROJECT_DATABASE": json.dumps(engine)})
     assert "connection= is Django's, on psycopg2; sending inside a transaction of Django needs" in refused
     assert sent == ["PENDING", "PENDING"]

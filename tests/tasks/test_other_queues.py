@@ -24,9 +24,11 @@ from horsies import (
 from horsies.model.other_queues import (
     APP_NAMES,
     APP_OPTIONS,
+    CONFIG_OPTIONS,
     CURRENT_TASK_NAMES,
     GET_OPTIONS,
     HANDLE_NAMES,
+    MODULE_NAMES,
     SEND_OPTIONS,
     TASK_NAMES,
     TASK_OPTIONS,
@@ -125,6 +127,30 @@ def test_an_option_of_another_library_is_refused_where_the_app_is_made(option: s
     assert str(caught.value) == f"Horsies() has no option {option!r}: {APP_OPTIONS[option]}"
 
 
+@pytest.mark.parametrize("option", CONFIG_OPTIONS)
+def test_an_option_of_another_library_is_refused_where_the_app_is_configured(option: str) -> None:
+    made: Any = AppConfig
+    with pytest.raises(TypeError) as caught:
+        made(name="shop", **{option: "redis://"})
+    assert str(caught.value) == f"AppConfig() has no option {option!r}: {CONFIG_OPTIONS[option]}"
+
+
+@pytest.mark.parametrize("name", MODULE_NAMES)
+def test_a_name_of_another_library_cannot_be_imported_and_says_what_to_write(name: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from horsies import {name}", {})  # noqa: S102 - our own table
+    assert str(caught.value) == f"cannot import name {name!r} from 'horsies': {MODULE_NAMES[name]}"
+
+
+def test_any_other_name_is_missing_from_the_module_as_usual() -> None:
+    assert not hasattr(horsies, "snd")
+    with pytest.raises(ImportError, match=r"^cannot import name 'snd' from 'horsies' \("):
+        exec("from horsies import snd", {})  # noqa: S102 - the statement is what is tested
+    with pytest.raises(AttributeError, match=r"^module 'horsies' has no attribute 'Horses'$") as caught:
+        _ = cast("Any", horsies).Horses
+    assert (caught.value.name, caught.value.obj) == ("Horses", horsies)  # for "Did you mean: 'Horsies'?"
+
+
 @pytest.mark.parametrize("handle", [app.handle(ID), app.workflow_handle(ID)])
 async def test_an_option_of_another_library_is_refused_where_a_result_is_waited_for(handle: Any) -> None:
     for option, advice in GET_OPTIONS.items():
@@ -147,6 +173,7 @@ OPTIONS: list[tuple[Any, Mapping[str, str]]] = [
     (app.task, TASK_OPTIONS),
     (resize.with_options, SEND_OPTIONS),
     (Horsies, APP_OPTIONS),
+    (AppConfig, CONFIG_OPTIONS),
 ]
 
 
@@ -165,7 +192,9 @@ def test_no_option_that_exists_is_refused(method: Callable[..., object], table: 
 
 WORD = re.compile(r"(?:(?<=\s)|^)(task|app|handle|current_task\(\))\.(\w+)")
 PLACES = {"task": resize, "app": app, "handle": app.handle(ID), "current_task()": CURRENT}
-TABLES = [TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS, APP_OPTIONS, GET_OPTIONS]
+TABLES = [
+    TASK_NAMES, APP_NAMES, HANDLE_NAMES, CURRENT_TASK_NAMES, TASK_OPTIONS, SEND_OPTIONS, APP_OPTIONS, CONFIG_OPTIONS, GET_OPTIONS, MODULE_NAMES,
+]  # fmt: skip
 ADVICE = sorted({advice for table in TABLES for advice in table.values()})
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from string import ascii_letters, digits
-from typing import Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from horsies.model.database_url import conninfo, masked, url_problem
 from horsies.model.error_codes import ExceptionMap, OperationalErrorCode, code_problems, mapper_problems
 from horsies.model.errors import QueueError
+from horsies.model.other_queues import CONFIG_OPTIONS, explain_options
 from horsies.model.payload_errors import DEFAULT_MAX_BYTES, DEFAULT_WARNING_BYTES, MOST_BYTES, PayloadLimits
 from horsies.model.schedule import ScheduleConfig
 from horsies.model.validation import Checked, freeze_list, instance_problems, list_problems, range_problems
@@ -331,3 +332,7 @@ class AppConfig(Checked):
                 f"cluster_wide_cap cannot be kept while prefetch_buffer is {buffer!r}, because prefetched claims "
                 "are in flight too; set prefetch_buffer=0, or remove the cap"
             )
+
+
+if not TYPE_CHECKING:  # type checkers know the fields by the class only
+    AppConfig.__init__ = explain_options("AppConfig()", CONFIG_OPTIONS, TypeError)(AppConfig.__init__)

@@ -1,9 +1,11 @@
 """What to write instead of the names and options that users of other task queues try first.
 
 A missing attribute or an unknown option that is in one of these tables raises the usual AttributeError or TypeError, with one more sentence. Nothing
-else changes: `hasattr` is False, type checkers report the mistake, and attributes that exist are found without this module.
+else changes: `hasattr` is False, type checkers report the mistake, and attributes that exist are found without this module. A name that is imported
+from `horsies` itself raises ImportError.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Final, NoReturn, ParamSpec, TypeVar
@@ -24,6 +26,12 @@ _RETRY: Final = (
 )
 _CURRENT: Final = "write current_task() inside the task, which has task_id, attempt, deadline, cancelled and progress()"
 _PROGRESS: Final = "write current_task().progress(fraction, message) inside the task"
+
+_CANVAS: Final[Mapping[str, str]] = {
+    "chain": 'write first = a.node()(1), second = b.node()(from_node(first)), and app.workflow("name", [first, second])',
+    "group": f"{_MANY} and app.gather(handles); in a workflow: nodes that do not wait for each other",
+    "chord": "write body.node()([from_node(node) for node in header]) in app.workflow(...)",
+}
 
 TASK_NAMES: Final[Mapping[str, str]] = {
     # Celery
@@ -46,6 +54,9 @@ TASK_NAMES: Final[Mapping[str, str]] = {
     "AsyncResult": "write app.handle(task_id, task)",
     "max_retries": "read task.retry_policy",
     "rate_limit": "cap the queue of the task: CustomQueueConfig(name=..., max_concurrency=...)",
+    # django.tasks
+    "aenqueue": "write await task.send_async(...)",
+    "using": _OPTIONS,
     # Dramatiq
     "send_with_options": f"{_OPTIONS}; later: task.schedule(seconds, ...)",
     "message": _NODE,
@@ -66,6 +77,8 @@ APP_NAMES: Final[Mapping[str, str]] = {
     # Celery
     "send_task": "write app.tasks[name].send(...); for a task of another code base, insert a row into horsies.tasks",
     "signature": _NODE,
+    **_CANVAS,
+    "shared_task": "write @app.task(name) above the function",
     "conf": "pass the settings: Horsies(AppConfig(...))",
     "config_from_object": "pass the settings: Horsies(AppConfig(...))",
     "autodiscover_tasks": 'write app.discover_tasks(["shop.*.tasks"])',
@@ -170,6 +183,7 @@ TASK_OPTIONS: Final[Mapping[str, str]] = {
     "retry_backoff_max": f"{_POLICY} with max_delay_seconds=...",
     "retry_jitter": f"{_POLICY} with jitter=...",
     "retry_kwargs": _POLICY,
+    "retries": _POLICY,
     "rate_limit": "cap how many run at once: queue_name=..., with CustomQueueConfig(name=..., max_concurrency=...)",
     "time_limit": _TIMEOUT,
     "soft_time_limit": _TIMEOUT,
@@ -239,8 +253,54 @@ APP_OPTIONS: Final[Mapping[str, str]] = {
     "broker": _DATABASE,
     "backend": "leave it out: results are in the database of the app",
     "include": 'write app.discover_tasks(["shop.tasks"])',
+    # our own, at another place
+    "database_url": _DATABASE,
 }
 """Options of `Horsies`."""
+
+_URL: Final = 'write AppConfig.for_database_url("postgresql://...")'
+_OF_TASK: Final = 'give it to each task: @app.task("resize", {})'
+
+CONFIG_OPTIONS: Final[Mapping[str, str]] = {
+    # Celery
+    "broker_url": _URL,
+    "result_backend": "leave it out: results are in the database of the app",
+    "result_expires": "write retention=RetentionConfig(finished=timedelta(days=7))",
+    "task_always_eager": "leave it out: in tests use the fixture horsies_inline, or run_inline() of horsies.testing",
+    "task_acks_late": _LATE,
+    "task_time_limit": _OF_TASK.format("timeout_ms=..."),
+    "task_routes": _OF_TASK.format("queue_name=..."),
+    "task_queues": "write queue_mode=QueueMode.CUSTOM, custom_queues=[CustomQueueConfig(name=...)]",
+    "beat_schedule": "write schedule=ScheduleConfig(schedules=[TaskSchedule(...)])",
+    "timezone": "give it to each schedule: TaskSchedule(..., timezone=...)",
+    "include": 'write app.discover_tasks(["shop.tasks"])',
+    "worker_concurrency": "run `horsies worker --processes=...`",
+    "worker_prefetch_multiplier": 'write prefetch_buffer=...: 0, a number, or "auto"',
+    # our own, at another place
+    "database_url": _URL,
+}
+"""Options of `AppConfig`."""
+
+MODULE_NAMES: Final[Mapping[str, str]] = {
+    # Celery
+    **_CANVAS,
+    "Celery": "write app = Horsies()",
+    "shared_task": "import the app, and write @app.task(name) above the function",
+    "task": "import the app, and write @app.task(name) above the function",
+    "current_app": "import the app from the module that defines it",
+    "signature": _NODE,
+    "subtask": _NODE,
+    "crontab": 'write CronSchedule("*/5 * * * mon-fri")',
+    "AsyncResult": "write app.handle(task_id, task)",
+    "GroupResult": "write app.gather(handles), or app.workflow_handle(workflow_id)",
+    # Dramatiq
+    "actor": "import the app, and write @app.task(name) above the function",
+    "pipeline": _CANVAS["chain"],
+    # RQ
+    "Queue": "write CustomQueueConfig(name=...), and send with task.send(...)",
+    "Retry": "write RetryPolicy.exponential(base_seconds=1, max_retries=5, auto_retry_for=[OSError])",
+}
+"""What is imported from `horsies`."""
 
 
 def explain_missing(advice: Mapping[str, str]) -> Callable[[object, str], object]:
@@ -253,6 +313,13 @@ def explain_missing(advice: Mapping[str, str]) -> Callable[[object, str], object
         return object.__getattribute__(self, name)
 
     return __getattr__
+
+
+def explain_import(name: str) -> NoReturn:
+    """Be the `__getattr__` of the module `horsies`. An AttributeError would lose the advice in `from horsies import ...`."""
+    if name in MODULE_NAMES:
+        raise ImportError(f"cannot import name {name!r} from 'horsies': {MODULE_NAMES[name]}", name="horsies")
+    raise AttributeError(f"module 'horsies' has no attribute {name!r}", name=name, obj=sys.modules["horsies"])
 
 
 GET_OPTIONS: Final[Mapping[str, str]] = {

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from django.apps import apps
 from django.core import mail
@@ -56,6 +56,10 @@ class DjangoHorsies(Horsies):
         self._source: object = None
         self._follow()
         self.on_child_start(self._prepare_child)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return the app itself: `TestCase` copies what `setUpTestData` has set, and with a handle its app."""
+        return self
 
     # -- the database
 

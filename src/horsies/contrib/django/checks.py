@@ -36,7 +36,7 @@ def _check_connections(configuration: Configuration) -> Iterator[CheckMessage]:
     if driver != "psycopg":
         yield Error(
             f"Django connects to {alias!r} with {driver}, so sends inside atomic() cannot be part of its transaction",
-            hint="Uninstall psycopg2: Django then uses psycopg 3, which horsies needs anyway.",
+            hint="Use an ENGINE on psycopg 3, such as django.db.backends.postgresql, which prefers it.",
             id="horsies.E003",
         )
     if settings.get("CONN_MAX_AGE") != 0 and not settings.get("CONN_HEALTH_CHECKS"):

@@ -20,6 +20,28 @@ from shop import tasks
 from shop.models import Order
 
 
+class WithTestData(TestCase):
+    """Django copies what `setUpTestData` has set, for each test."""
+
+    @classmethod
+    def setUpTestData(cls):
+        cls.order = Order.objects.create(item="saddle")
+        cls.handle = cls.order.confirm()
+        cls.started = app.workflow("confirming", [tasks.confirm.node()(cls.order.pk)]).start()
+
+    def test_it_can_be_drained(self):
+        drain()
+        assert self.handle.get().unwrap() == "saddle"
+        assert self.started.get().is_ok()
+        self.order.refresh_from_db()
+        assert self.order.confirmed
+
+    def test_other_tests_do_not_change_it(self):
+        assert not self.order.confirmed
+        assert self.handle.status() == "PENDING"
+        assert_enqueued(tasks.confirm, count=2)
+
+
 class InATransaction(TestCase):
     def test_sends_are_seen_and_drained(self):
         order = Order.objects.create(item="saddle")
