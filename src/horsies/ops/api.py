@@ -513,7 +513,7 @@ class Ops:
                 for each in page.runs
                 if each.status is WorkflowStatus.PAUSED and NodeStatus.FAILED in each.node_counts
             ]
-            failed = {} if not paused else (yield from workflow_inspect.list_first_failures(paused[:MAX_CAUSES]))
+            failed = yield from workflow_inspect.list_first_failures(paused[:MAX_CAUSES])
             causes = {each: self._without_hidden_error(node).error for each, node in failed.items()}
             return replace(page, runs=[replace(each, error=each.error or causes.get(each.id)) for each in page.runs])
 

@@ -385,6 +385,8 @@ def list_nodes(
 
 def list_first_failures(workflow_ids: Sequence[str]) -> Op[Mapping[str, NodeRow]]:
     """Return the first failed node of each of these runs that has one."""
+    if not workflow_ids:
+        return {}
     results = yield from execute(
         *(_nodes_query(each, [NodeStatus.FAILED], None, first=0, limit=1) for each in workflow_ids)
     )
