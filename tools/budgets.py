@@ -25,7 +25,7 @@ from tools.words import ALLOWED, RETIRED, RETIRED_PHRASES, Where, Word
 # -- budgets: raise one only with a reason in the commit
 
 MAX_MODULES: Final = 205  # .py files in src/horsies
-MAX_LINES: Final = 41_540  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
+MAX_LINES: Final = 41_610  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
 MAX_WALK_FILES: Final = 35  # that `add.send(1, 2).get()` passes through
 MAX_LOCAL_IMPORTS: Final = 1  # function-level imports of our own modules; only ever lower it
 # The one is that of the embedded PostgreSQL in app.py: it needs modules of Linux and macOS, and only an app without a database uses it.
