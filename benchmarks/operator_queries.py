@@ -5,6 +5,7 @@ of the page with `select 1`, and none reads more than a small part of `finished`
 """
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the queries whose name contains this")
     parser.add_argument("--database-url", help="a filled database: it is measured as it is")
     options = parser.parse_args()
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # sessions are ended on purpose
     try:
         if options.database_url:
             return _measure(options.database_url, options.only, is_quick=options.quick)

@@ -1,6 +1,8 @@
 """The dashboard over HTTP, on a real server."""
 
+import re
 from datetime import UTC, datetime
+from importlib.resources import files
 from typing import Any
 
 import psycopg
@@ -63,3 +65,11 @@ def test_no_text_breaks_out_of_the_parts_of_a_page(text: str) -> None:
         assert "<b>" not in part
         assert "\"'" not in part
         assert "/a&b" not in part
+
+
+def test_templates_use_only_parts_that_exist() -> None:
+    templates = files("horsies.web") / "templates"
+    for path in (each for folder in (templates, templates / "live") for each in folder.iterdir() if each.is_file()):
+        text = path.read_text(encoding="utf-8")
+        unknown = [name for name in re.findall(r"\bm\.(\w+)", text) if not hasattr(Tags, name)]
+        assert (unknown, re.findall(r"import .* as m\b", text)) == ([], []), path.name

@@ -34,7 +34,7 @@ from horsies.web.view import Page, View
 
 PAGE_SIZE: Final = 50
 MAX_RUNNING: Final = 1_000  # of the running tasks, those that have run for the longest are filtered
-MAX_COUNTED: Final = 1_000  # of the newest tasks of each table, beside a list
+MAX_COUNTED: Final = 500  # of the newest tasks of each table, beside a list
 MAX_NEW: Final = 20  # new tasks that are counted
 MAX_GROUPS: Final = 50
 MAX_FOUND: Final = 10  # of each kind, by the search
