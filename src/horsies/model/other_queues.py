@@ -259,7 +259,6 @@ APP_OPTIONS: Final[Mapping[str, str]] = {
 """Options of `Horsies`."""
 
 _URL: Final = 'write AppConfig.for_database_url("postgresql://...")'
-_OF_TASK: Final = 'give it to each task: @app.task("resize", {})'
 
 CONFIG_OPTIONS: Final[Mapping[str, str]] = {
     # Celery
@@ -268,12 +267,10 @@ CONFIG_OPTIONS: Final[Mapping[str, str]] = {
     "result_expires": "write retention=RetentionConfig(finished=timedelta(days=7))",
     "task_always_eager": "leave it out: in tests use the fixture horsies_inline, or run_inline() of horsies.testing",
     "task_acks_late": _LATE,
-    "task_time_limit": _OF_TASK.format("timeout_ms=..."),
-    "task_routes": _OF_TASK.format("queue_name=..."),
-    "task_queues": "write queue_mode=QueueMode.CUSTOM, custom_queues=[CustomQueueConfig(name=...)]",
+    "task_time_limit": 'give it to each task: @app.task("resize", timeout_ms=...)',
+    "task_routes": 'give it to each task: @app.task("resize", queue_name=...)',
     "beat_schedule": "write schedule=ScheduleConfig(schedules=[TaskSchedule(...)])",
     "timezone": "give it to each schedule: TaskSchedule(..., timezone=...)",
-    "include": 'write app.discover_tasks(["shop.tasks"])',
     "worker_concurrency": "run `horsies worker --processes=...`",
     "worker_prefetch_multiplier": 'write prefetch_buffer=...: 0, a number, or "auto"',
     # our own, at another place
@@ -289,13 +286,10 @@ MODULE_NAMES: Final[Mapping[str, str]] = {
     "task": "import the app, and write @app.task(name) above the function",
     "current_app": "import the app from the module that defines it",
     "signature": _NODE,
-    "subtask": _NODE,
     "crontab": 'write CronSchedule("*/5 * * * mon-fri")',
     "AsyncResult": "write app.handle(task_id, task)",
-    "GroupResult": "write app.gather(handles), or app.workflow_handle(workflow_id)",
     # Dramatiq
     "actor": "import the app, and write @app.task(name) above the function",
-    "pipeline": _CANVAS["chain"],
     # RQ
     "Queue": "write CustomQueueConfig(name=...), and send with task.send(...)",
     "Retry": "write RetryPolicy.exponential(base_seconds=1, max_retries=5, auto_retry_for=[OSError])",
