@@ -247,6 +247,7 @@ def test_conditions_that_may_be_left_out_are_known() -> None:
         "tasks/inspect.count_selected_tasks",
         "workflows/inspect.list_runs",
         "tasks/inspect.get_worker_states",
+        "ops/events.list_events",
         "ops/statistics.get_time_series",
         "ops/statistics.get_totals",
         "ops/statistics.get_error_groups",
