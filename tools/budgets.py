@@ -25,7 +25,7 @@ from tools.words import ALLOWED, RETIRED, RETIRED_PHRASES, Where, Word
 # -- budgets: raise one only with a reason in the commit
 
 MAX_MODULES: Final = 208  # .py files in src/horsies
-MAX_LINES: Final = 42_200  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
+MAX_LINES: Final = 42_130  # of them, blank lines and comments included; lower it: 29,200 without operations and the dashboard, where the goal was 21,000
 MAX_WALK_FILES: Final = 35  # that `add.send(1, 2).get()` passes through
 MAX_WALK_FUNCTIONS: Final = 150  # that it enters, in the producer, the worker and its child
 MAX_LOCAL_IMPORTS: Final = 1  # function-level imports of our own modules; only ever lower it

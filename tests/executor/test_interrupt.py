@@ -54,9 +54,10 @@ async def test_a_task_can_catch_the_soft_stop_and_clean_up(tmp_path: Path, reaso
         assert done.error_code == ("TASK_TIMEOUT" if reason == "timeout" else "TASK_CANCELLED")
 
 
-async def test_a_soft_stop_while_a_task_logs_is_raised_after_that() -> None:
+@RUNNERS
+async def test_a_soft_stop_while_a_task_logs_is_raised_after_that(concurrency: int) -> None:
     """Handlers of `logging` report any error and go on, so it would be lost there."""
-    async with open_pool() as dispatcher:
+    async with open_pool(concurrency=concurrency) as dispatcher:
         done = await dispatcher.ending(await send_and_interrupt(dispatcher, "log_slowly", "cancel"))
         assert done.status == "CANCELLED"
         assert await dispatcher.value("whoami") == dispatcher.done_by["task-1"]  # the child lives

@@ -108,6 +108,7 @@ def test_a_worker_that_stops_leaves_new_tasks_to_the_others(
 ) -> None:
     """While it waits for its task to end, it is no longer called."""
     first = worker("tests.apps.tuned:app")
+    eventually(lambda: len(column(sql, HELD)) == 1)  # a worker that is full takes no slot
     gate = basic.gate.send(str(tmp_path / "begun"), str(tmp_path / "open"))
     eventually((tmp_path / "begun").exists)
     worker("tests.apps.tuned:app")

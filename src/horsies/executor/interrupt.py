@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,7 @@ from horsies.executor.os_process import exit_if_copy
 SOFT_STOP_SIGNAL = signal.SIGURG
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 1.0
+LOGGING_PAUSE_S = 0.001
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
@@ -71,11 +73,15 @@ class InterruptMainThread:
         threading.Thread(target=signal_until_raised, name="horsies-soft-stop", daemon=True).start()
 
     def _on_signal(self, _signal: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_globals is not logging.__dict__:
-            frame = frame.f_back
-        # Not inside `logging`, where handlers go on after any error and a lock might stay locked: the next signal raises it.
-        if self._guarded and frame is None:
+        if self._guarded and not _is_logging(frame):  # otherwise the next signal raises it
             self._guarded.raise_once()
+
+
+def _is_logging(frame: FrameType | None) -> bool:
+    """Whether it is inside a call of `logging`, where handlers go on after any error and a lock might stay locked: a soft stop would be lost."""
+    while frame is not None and frame.f_globals is not logging.__dict__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class InterruptThread:
@@ -108,12 +114,23 @@ class InterruptThread:
 
     def stop(self) -> None:
         """Stop the task, from another thread."""
-        if self._running.is_interrupted:
-            return
+        if not self._try_to_stop():
+            threading.Thread(target=self._stop_after_logging, name="horsies-soft-stop", daemon=True).start()
+
+    def _stop_after_logging(self) -> None:
+        while not self._try_to_stop():
+            time.sleep(LOGGING_PAUSE_S)
+
+    def _try_to_stop(self) -> bool:
+        """Stop it unless it is logging. Return whether nothing is left to do."""
         with self._gate:
-            if self._ident is not None:
-                self._running.is_interrupted = True
-                _set_async_exc(self._ident, id(self._running.soft_stop))
+            if self._ident is None or self._running.is_interrupted:
+                return True
+            if _is_logging(sys._current_frames().get(self._ident)):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - public
+                return False
+            self._running.is_interrupted = True
+            _set_async_exc(self._ident, id(self._running.soft_stop))
+            return True
 
     def _leave(self) -> None:
         with self._gate:
