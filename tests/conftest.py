@@ -1,6 +1,12 @@
 """Fixtures for all tests: each is in its own plug-in under `tests/fixtures`."""
 
+import signal
+
 from hypothesis import settings
+
+# A shell ignores SIGINT in what it runs in the background, and so would the programs that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline per example: a busy machine is not a failure, and a test that hangs has its timeout.
 settings.register_profile("no deadline", deadline=None)
