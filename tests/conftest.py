@@ -4,9 +4,10 @@ import signal
 
 from hypothesis import settings
 
-# A shell ignores SIGINT in what it runs in the background, and so would the programs that tests start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores SIGINT in what it runs in the background, and `nohup` ignores SIGHUP. So would programs that tests start, until some test sets a handler.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # No deadline per example: a busy machine is not a failure, and a test that hangs has its timeout.
 settings.register_profile("no deadline", deadline=None)
