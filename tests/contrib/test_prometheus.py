@@ -67,7 +67,7 @@ def test_the_oldest_is_found_in_any_priority_and_the_count_has_an_end(
 def test_an_empty_queue_beside_a_long_one_is_not_looked_for_in_all_of_it(sql: psycopg.Connection) -> None:
     sql.execute("insert into horsies.tasks (task_name, queue_name) select 'add', 'long' from generate_series(1, 5000)")
     sql.execute("analyze horsies.tasks")
-    query = queues.SQL["get_queue_depths"](queues=["long", "empty"], counted=100, priorities_at_most=100)
+    query = queues.SQL["get_queue_depths"](queues=["long", "empty"], counted=100, priorities=100)
     plan = sql.execute(b"explain " + query.statement.for_schema("horsies"), query.params).fetchall()
     assert not [line for (line,) in plan if "Seq Scan on tasks" in line]
 

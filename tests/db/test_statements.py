@@ -173,9 +173,7 @@ def hot(filled: psycopg.Connection) -> Mapping[str, Query]:
         "get_results_unpruned": handle.SQL["get_results_unpruned"](ids=ids),
         "list_newest": list_tasks_query(TaskFilter(), 50, None),
         "get_finished_tasks": control.SQL["get_finished_tasks"](ids=ids),
-        "get_queue_depths": queues.SQL["get_queue_depths"](
-            queues=["default", "other"], counted=100, priorities_at_most=10
-        ),
+        "get_queue_depths": queues.SQL["get_queue_depths"](queues=["default", "other"], counted=100, priorities=10),
         "delete_probe": enqueue.SQL["delete_probe"](id=ids[0]),
         "take_key": enqueue.SQL["take_key"](**KEYED),
         "replace_pending_task": enqueue.SQL["replace_pending_task"](

@@ -119,7 +119,7 @@ class QueueDepth:
 
 def get_queue_depths(queues: Sequence[str]) -> Op[list[QueueDepth]]:
     """Read less than `list_queues`, and only for these queues, at a lower cost: every worker does this at every scrape."""
-    limits = {"counted": MAX_COUNTED, "priorities_at_most": MAX_PRIORITIES}
+    limits = {"counted": MAX_COUNTED, "priorities": MAX_PRIORITIES}
     return [QueueDepth(*row) for row in (yield from rows(SQL["get_queue_depths"](queues=list(queues), **limits)))]
 
 

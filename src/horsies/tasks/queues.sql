@@ -17,6 +17,35 @@ on conflict (name) do update set max_concurrency = excluded.max_concurrency;
 -- All workers claim from the start of their queues, because what waits was announced long ago. With such a claim they also read the caps.
 select pg_notify('{new_channel}', '*');
 
+-- fragment: oldest_head
+-- The oldest of the first tasks of each priority of `queue`: not all of its tasks are read.
+with recursive head as (
+    (
+        select tasks.priority, tasks.enqueued_at
+        from {schema}.tasks
+        where tasks.queue_name = queue.queue_name
+        and tasks.status = 'PENDING'
+        and tasks.ready
+        order by tasks.priority, tasks.enqueued_at
+        limit 1
+    )
+    union all
+    select next.priority, next.enqueued_at
+    from head
+    cross join lateral (
+        select tasks.priority, tasks.enqueued_at
+        from {schema}.tasks
+        where tasks.queue_name = queue.queue_name
+        and tasks.priority > head.priority
+        and tasks.status = 'PENDING'
+        and tasks.ready
+        order by tasks.priority, tasks.enqueued_at
+        limit 1
+    ) as next
+)
+select min(heads.enqueued_at)
+from (select head.enqueued_at from head limit %(priorities)s::integer) as heads
+
 -- name: list_queues
 -- The cost does not depend on the backlog: reads the names of the queues one after the other, and counts up to a limit.
 with recursive queue_names as (
@@ -45,33 +74,7 @@ waiting_counts as (
     select
         queue.queue_name, counted.count, counted.count >= queue.counted as is_more,
         case when counted.count >= queue.counted then (
-            -- The oldest of the first tasks of each priority: not all tasks were read.
-            with recursive head as (
-                (
-                    select tasks.priority, tasks.enqueued_at
-                    from {schema}.tasks
-                    where tasks.queue_name = queue.queue_name
-                    and tasks.status = 'PENDING'
-                    and tasks.ready
-                    order by tasks.priority, tasks.enqueued_at
-                    limit 1
-                )
-                union all
-                select next.priority, next.enqueued_at
-                from head
-                cross join lateral (
-                    select tasks.priority, tasks.enqueued_at
-                    from {schema}.tasks
-                    where tasks.queue_name = queue.queue_name
-                    and tasks.priority > head.priority
-                    and tasks.status = 'PENDING'
-                    and tasks.ready
-                    order by tasks.priority, tasks.enqueued_at
-                    limit 1
-                ) as next
-            )
-            select min(heads.enqueued_at)
-            from (select head.enqueued_at from head limit %(priorities)s::integer) as heads
+            {oldest_head}
         ) else counted.oldest_at end as oldest_at
     -- All queues share the limit, so that many long queues take no longer than one.
     from (
@@ -171,13 +174,13 @@ with unknown_tasks as materialized (
     group by few.queue_name
 )
 select
-    queue.name,
+    queue.queue_name,
     (
         select count(*)
         from (
             select
             from {schema}.tasks
-            where tasks.queue_name = queue.name
+            where tasks.queue_name = queue.queue_name
             and tasks.status = 'PENDING'
             and tasks.ready
             -- Otherwise the planner would search the whole table for the tasks of an empty queue when others are long.
@@ -185,43 +188,16 @@ select
             limit %(counted)s::integer
         ) as waiting
     ),
-    coalesce((
-        with recursive head as (
-            (
-                select tasks.priority, tasks.enqueued_at
-                from {schema}.tasks
-                where tasks.queue_name = queue.name
-                and tasks.status = 'PENDING'
-                and tasks.ready
-                order by tasks.priority, tasks.enqueued_at
-                limit 1
-            )
-            union all
-            select next.priority, next.enqueued_at
-            from head
-            cross join lateral (
-                select tasks.priority, tasks.enqueued_at
-                from {schema}.tasks
-                where tasks.queue_name = queue.name
-                and tasks.priority > head.priority
-                and tasks.status = 'PENDING'
-                and tasks.ready
-                order by tasks.priority, tasks.enqueued_at
-                limit 1
-            ) as next
-        )
-        select greatest(0, extract(epoch from clock_timestamp() - min(heads.enqueued_at)))::float8
-        from (select head.enqueued_at from head limit %(priorities_at_most)s::integer) as heads
-    ), 0),
+    coalesce(greatest(0, extract(epoch from clock_timestamp() - ({oldest_head})))::float8, 0),
     (
         select count(*)
         from {schema}.tasks
-        where tasks.queue_name = queue.name
+        where tasks.queue_name = queue.queue_name
         and tasks.status <> 'PENDING'
     ),
-    exists (select from {schema}.queues where queues.name = queue.name and queues.paused_at is not null),
-    coalesce((select unknown_tasks.count from unknown_tasks where unknown_tasks.queue_name = queue.name), 0)
-from unnest(%(queues)s::text[]) as queue (name);
+    exists (select from {schema}.queues where queues.name = queue.queue_name and queues.paused_at is not null),
+    coalesce((select unknown_tasks.count from unknown_tasks where unknown_tasks.queue_name = queue.queue_name), 0)
+from unnest(%(queues)s::text[]) as queue (queue_name);
 
 -- name: get_server_info
 select current_database()::text, current_setting('server_version'), max(version)
